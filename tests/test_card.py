@@ -118,7 +118,7 @@ model.weight_standardization=true"""
 
 
 def test_a_card_states_every_part_of_the_recipe(tmp_path):
-    base = "task=digits profile=embedded model=wrn10_1 batch_size=20 epochs=0.02 weights=keep device=cpu"
+    base = "task=digits profile=embedded model=wrn10_1 batch_size=20 epochs=0.02 weights=keep"
     folder = execute(tmp_path, *base.split(), *RECIPE.split())
     rows = dict(
         line.strip("| ").split(" | ", 1)

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from typing import TextIO
 
 from tqdm import tqdm
 
-from dpexp.training.progress import above_bar, ignoring_output_errors, is_terminal, say, tell
+from dpexp.training.progress import (
+    ROWS,
+    above_bar,
+    columns_of,
+    ignoring_output_errors,
+    is_terminal,
+    say,
+    tell,
+)
 
 FORMAT = "{percentage:3.0f}% |{bar}| {n:.1f} of {total} runs  {remaining} left"
 
@@ -21,17 +30,18 @@ class Overview:
     """
 
     def __init__(self, total: int, stream: TextIO | None = None) -> None:
-        stream = stream or sys.stderr
-        shows = stream is not None and is_terminal(stream)
+        self._stream = stream or sys.stderr or io.StringIO()  # None if Python began without one
+        shows = is_terminal(self._stream)
         self.prepare = tell if shows else None
         """What a process calls with a function that hands things on; None if it shows its own."""
         self._parts: dict[str, float] = {}
         # Over the whole time, since runs differ: a rate of the last ones would jump.
         self._bar = tqdm(
             total=total,
-            file=stream,
+            file=self._stream,
+            ncols=columns_of(self._stream),
+            nrows=ROWS,
             leave=False,
-            dynamic_ncols=True,
             smoothing=0,
             bar_format=FORMAT,
             disable=not shows,
@@ -45,7 +55,7 @@ class Overview:
             part: in [0, 1].
         """
         self._parts[run] = part
-        self._bar.n = sum(self._parts.values())
+        self._bar.n, self._bar.ncols = sum(self._parts.values()), columns_of(self._stream)
         with ignoring_output_errors():
             self._bar.refresh()
 

@@ -43,6 +43,9 @@ LINE = 80
 LEAST_LABEL = 8
 """Columns below which a line has no label (ours)."""
 
+ROWS = 20
+"""Rows of a terminal, for tqdm: of those that say they have none it would hide the bar (ours)."""
+
 NOTEBOOK = "ipykernel"
 """The package whose streams a notebook shows; a carriage return rewrites their last line."""
 
@@ -86,7 +89,7 @@ def folded(text: str, stream: TextIO) -> str:
             return text
     except ValueError:  # it is closed
         return text
-    columns = _columns(stream)
+    columns = columns_of(stream)
     fold = textwrap.TextWrapper(
         columns,
         subsequent_indent="  ",
@@ -289,8 +292,10 @@ class Progress:
     def _draw(self) -> None:
         if self._bar is None:
             # Made only now, so that what is logged before the first step finds no bar in its way.
-            self._bar = _Bar(total=self._total, file=self._stream, leave=False, delay=1e-9)
-        columns = _columns(self._stream)
+            self._bar = _Bar(
+                total=self._total, file=self._stream, nrows=ROWS, leave=False, delay=1e-9
+            )
+        columns = columns_of(self._stream)
         self._bar.ncols = columns
         self._bar.n = min(self._step + self._part, self._total)
         self._bar.before, self._bar.after = self._fitted(columns)
@@ -341,7 +346,7 @@ class Progress:
         self.close()
 
 
-def _columns(stream: TextIO) -> int:
+def columns_of(stream: TextIO) -> int:
     """Return a terminal's width less one: some begin a new line after the last column."""
     try:
         columns = os.get_terminal_size(stream.fileno()).columns

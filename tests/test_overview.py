@@ -1,0 +1,89 @@
+"""A bar for runs side by side, and what it leaves to them where there is no terminal."""
+
+import io
+import os
+import pty
+import sys
+from contextlib import contextmanager
+
+import pytest
+
+from dpexp.cli import many
+from dpexp.distributed import memory
+from dpexp.distributed.cores import cores
+from dpexp.reporting.collect import cells
+from dpexp.training import progress
+from dpexp.training.overview import Overview
+from dpexp.training.progress import Progress
+
+
+@contextmanager
+def a_terminal():
+    """Make standard error a terminal that says it has no columns and no rows, as some do.
+
+    Gives what reads what it shows.
+    """
+    ours, theirs = pty.openpty()
+    os.set_blocking(ours, False)  # where nothing is shown a test fails, and does not wait
+    with os.fdopen(theirs, "w") as stream, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stderr", stream)
+        patch.setenv("TERM", "xterm")
+        patch.delenv("COLUMNS", raising=False)
+        patch.delenv("LINES", raising=False)
+
+        def shown():
+            stream.flush()
+            return os.read(ours, 65536).decode()
+
+        yield shown
+    os.close(ours)
+
+
+def test_a_terminal_without_a_size_has_a_bar_too(monkeypatch):
+    monkeypatch.setattr(progress, "REDRAW", 0)
+    with a_terminal() as shown, Progress(20, "rgp") as bar:
+        bar.advance(64)
+        assert "step 1/20" in shown()
+
+
+def test_one_bar_adds_up_the_parts_of_all_runs_and_lines_stand_above_it():
+    with a_terminal() as shown:
+        overview = Overview(4)
+        assert overview.prepare is progress.tell and "0.0 of 4 runs" in shown()
+        overview.at("first", 0.25)
+        overview.at("second", 0.5)
+        overview.at("first", 0.75)
+        assert (
+            " 31% |" in (drawn := shown()) and drawn.endswith(" left") and "1.2 of 4 runs" in drawn
+        )
+        overview.say("warning: few examples")
+        before, line, after = shown().partition("warning: few examples\r\n")
+        assert line and "|" not in before and "1.2 of 4 runs" in after
+        overview.close()
+        assert shown().split("\r")[-2].strip() == ""
+
+
+def test_where_there_is_no_terminal_runs_write_their_own_lines(capsys, monkeypatch):
+    for stream in (io.StringIO(), None):
+        monkeypatch.setattr(sys, "stderr", stream)
+        overview = Overview(4)
+        assert overview.prepare is None
+        overview.at("first", 0.25)
+        overview.report("[1/4] first")
+        overview.close()
+        assert stream is None or stream.getvalue() == ""
+    assert capsys.readouterr().out == "[1/4] first\n" * 2
+
+
+def runs(num, **config):
+    return [cells.Job(("a", "b"), "name", (), seed, (), config) for seed in range(num)]
+
+
+def test_as_many_runs_go_side_by_side_as_cores_and_memory_hold(tmp_path, monkeypatch):
+    assert many.number(runs(3, ranks="auto"), 2) == 2 and many.number(runs(3), 64) == 3
+    assert many.number(runs(100), None) <= cores()
+    assert many.number(runs(100, ranks=2), None) == 1
+    little = tmp_path / "meminfo"
+    little.write_text("MemAvailable:    1000 kB\n")
+    monkeypatch.setattr(memory, "MEMINFO", little)
+    assert many.number(runs(100), None) == 1
