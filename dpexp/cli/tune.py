@@ -50,6 +50,9 @@ from dpexp.types import ConfigError, MissingData, one_line
 Attempt = Callable[[Sequence[str]], float]
 """Trains one run with these overrides; returns the metric on the held-out examples."""
 
+Tuned = tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]
+"""A cell's words without a point, and its points."""
+
 OTHERS = ("plan", "run", "launcher", "flops")
 """Words of scripts.artifact that do not apply here."""
 
@@ -98,7 +101,8 @@ def _main(attempt: Attempt, words: Sequence[str]) -> int:
         return 0
     profile = cells.profile_of(artifact, request.profile)
     chosen = (*folders.searchpath(request.own), f"profile={request.profile}")
-    together: dict[tuple[str, ...], list[tuple[Row, Column]]] = {}
+    # Cells that show one run and choose from the same points are tuned as one.
+    together: dict[Tuned, list[tuple[Row, Column]]] = {}
     picked = set()
     for row in artifact.rows:
         for column in artifact.measured_columns:
@@ -106,20 +110,20 @@ def _main(attempt: Attempt, words: Sequence[str]) -> int:
             has_grid = bool(row.in_column(column).grid)
             if not has_grid or not shown or cells.is_skipped(artifact, profile, row, column):
                 continue
-            words_of = tuple(cells.words_of(row, column, profile))
-            together.setdefault(words_of, []).append((row, column))
+            points = tuple(tuned.points(row, column, profile))
+            of_cell = (tuple(cells.words_of(row, column, profile)), points)
+            together.setdefault(of_cell, []).append((row, column))
             if is_picked(request, artifact, (row.key, column.key)):
-                picked.add(words_of)
+                picked.add(of_cell)
     if not picked:
         raise ConfigError(f"{artifact.paper} {artifact.name} has no such row with a 'grid'.")
     path = tuned.file_of(groups.CONF, artifact, request.profile)
     _drop_stale(path, artifact, request.profile, reset=bool(own.get("anew")))
-    for words_of, places in together.items():
-        if words_of not in picked:
+    for (words_of, points), places in together.items():
+        if (words_of, points) not in picked:
             continue
         keys = [(row.key, column.key) for row, column in places]
         name = cells.cell_name(*places[0], profile)
-        points = tuned.points(*places[0], profile)
         old = tuned.known(groups.CONF, artifact, request.profile).get(keys[0])
         try:
             context = (*chosen, *request.overrides)

@@ -351,6 +351,17 @@ def test_cells_that_show_one_run_are_chosen_together(conf):
     assert found["plain", "eps1"]["optimizer"]["lr"] == 0.01
 
 
+def test_rows_that_differ_in_their_grids_alone_are_tuned_apart(conf):
+    """The second row got the first one's points, which the table refused, however often tuned."""
+    row = "  - {key: fixed, labels: [fixed], overrides: [method=dpsgd]}"
+    changed(conf, row, row[:-1] + ", grid: [[optimizer.lr=0.02, optimizer.lr=0.2]]}")
+    tried, attempt = counting()
+    assert tune.main(["table1", "paper=made", "columns=eps8"], attempt) == 0
+    assert len(tried) == 2 + 4 + 2
+    assert [*known(conf)["fixed", "eps8"].scores] == ["optimizer.lr=0.02", "optimizer.lr=0.2"]
+    assert configs(conf)["fixed", "eps8"]["optimizer"]["lr"] == 0.02
+
+
 def test_no_accuracy_is_none_and_missing_data_leave_the_other_cells(conf, capsys):
     assert tune.main(["table1", "paper=made", "rows=plain"], lambda words: math.nan) == 0
     assert set(known(conf)["plain", "eps1"].scores.values()) == {0.0}
@@ -416,6 +427,17 @@ def test_a_page_says_what_was_chosen_from_how_many(conf):
     assert how.startswith("1 row: best of 4 settings") and "in the other columns one" in private
     assert re.search(r"ε = 8: optimizer.lr=0.01 epochs=1 privacy.clip_norm=1 \(70.0 %\)", private)
     assert "ε = 1" not in private
+
+
+def test_a_note_is_silent_on_columns_in_which_a_row_has_no_grid(conf):
+    """It said that one of the settings is run there, too."""
+    row = "  - {key: fixed, labels: [fixed], overrides: [method=dpsgd]}"
+    within = ', within: {eps8: {grid: [["optimizer.lr=0.02", "optimizer.lr=0.2"]]}}}'
+    changed(conf, row, row[:-1] + within)
+    assert tune.main(["table1", "paper=made", "rows=fixed"], seventy) == 0
+    table = spec.load(conf, "made", "table1")
+    notes = tuned.notes(table, "embedded", tuned.load(conf, table, "embedded"))
+    assert "fixed: ε = 8: optimizer.lr=0.02 (70.0 %)." in notes
 
 
 def test_what_holds_of_all_tuned_rows_is_said_once(conf):

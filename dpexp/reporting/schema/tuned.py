@@ -214,11 +214,12 @@ def notes(artifact: Artifact, profile: str, choices: Mapping[Key, Choice]) -> li
         shown = [
             column
             for column in artifact.measured_columns
-            if column is artifact.run_column(row, column)
+            if row.in_column(column).grid
+            and column is artifact.run_column(row, column)
             and not changes.why_skipped(column)
             and not row.in_column(column).absent
         ]
-        counts = {len(points(row, column, changes)) for column in shown} - {0}
+        counts = {len(points(row, column, changes)) for column in shown}
         if not counts or changes.why_skipped(row):
             continue
         count = " or ".join(map(str, sorted(counts)))
