@@ -124,7 +124,8 @@ def _main(attempt: Attempt, words: Sequence[str]) -> int:
             continue
         keys = [(row.key, column.key) for row, column in places]
         name = cells.cell_name(*places[0], profile)
-        old = tuned.known(groups.CONF, artifact, request.profile).get(keys[0])
+        known = tuned.known(groups.CONF, artifact, request.profile)
+        old = next((known[key] for key in keys if key in known), None)
         try:
             context = (*chosen, *request.overrides)
             settings = cells.settings_of(*places[0], profile, context, compose)
@@ -134,6 +135,8 @@ def _main(attempt: Attempt, words: Sequence[str]) -> int:
             seeds = request.seeds or (old.seeds if old else (0,))
             keeps = old is not None and old.seeds == seeds and not own.get("anew")
             scores = dict(old.scores) if old and keeps else {}
+            if old and keeps and any(known.get(key) != old for key in keys):
+                _keep(path, artifact, request.profile, dict.fromkeys(keys, old))
             for point in points:
                 if " ".join(point) in scores:
                     continue

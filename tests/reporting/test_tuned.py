@@ -362,6 +362,21 @@ def test_rows_that_differ_in_their_grids_alone_are_tuned_apart(conf):
     assert configs(conf)["fixed", "eps8"]["optimizer"]["lr"] == 0.02
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_cell_that_comes_to_show_a_tuned_run_takes_its_scores(conf, is_first):
+    """Nothing was left to try, and so a row added later ran what no grid chose."""
+    assert tune.main(["table1", "paper=made", "columns=eps8"], seventy) == 0
+    text = (conf / "artifact" / "made" / "table1.yaml").read_text(encoding="utf-8")
+    grid = re.search(r"  - key: private\n.*?(?=  - \{key: fixed)", text, re.DOTALL)[0]
+    more = grid.replace("private", "added")
+    changed(conf, grid, more + grid if is_first else grid + more)
+    tried, again = counting(60.0)
+    assert tune.main(["table1", "paper=made", "columns=eps8"], again) == 0 and not tried
+    assert known(conf)["added", "eps8"] == known(conf)["private", "eps8"]
+    found = configs(conf)
+    assert found["added", "eps8"] == found["private", "eps8"]
+
+
 def test_no_accuracy_is_none_and_missing_data_leave_the_other_cells(conf, capsys):
     assert tune.main(["table1", "paper=made", "rows=plain"], lambda words: math.nan) == 0
     assert set(known(conf)["plain", "eps1"].scores.values()) == {0.0}
