@@ -19,9 +19,9 @@ the table. The test set is never used. The privacy guarantee does not cover the 
                                  its own tuned
 
 Other words are Hydra overrides that do not change results, such as data_root. Points with scores
-are skipped, unless the cell's settings changed since, and an interrupted one goes on from its last
-checkpoint. Several processes may run at once. Exit code:
-0, also where data are missing (it says so and continues with the other cells); 2 for a user error.
+are skipped, unless the cell's settings or its data changed since, and an interrupted one goes on
+from its last checkpoint. Several processes may run at once. Exit code: 0, also where data are
+missing (it says so and continues with the other cells); 2 for a user error.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from pathlib import Path
 
 from filelock import lock_descriptor
 
-from dpexp.cli import folders, groups, search
+from dpexp.cli import folders, groups, lookup, search
 from dpexp.cli.arguments import changing, exit_code_of, split, truth
 from dpexp.cli.artifact import is_picked, parse
 from dpexp.cli.composition import compose
@@ -129,8 +129,9 @@ def _main(attempt: Attempt, words: Sequence[str]) -> int:
         try:
             context = (*chosen, *request.overrides)
             settings = cells.settings_of(*places[0], profile, context, compose)
-            if old and old.settings != settings:
-                print(f"{name}: its scores are of other settings, and are dropped.", flush=True)
+            data = lookup.examples_here(compose([*context, *words_of, *points[0]]))
+            if other := _others(old, settings, data):
+                print(f"{name}: its scores are of other {other}, and are dropped.", flush=True)
                 old = None
             seeds = request.seeds or (old.seeds if old else (0,))
             keeps = old is not None and old.seeds == seeds and not own.get("anew")
@@ -150,12 +151,21 @@ def _main(attempt: Attempt, words: Sequence[str]) -> int:
                 scores[" ".join(point)] = score
                 why = f"diverged ({diverged} of {len(given)})" if diverged else ""
                 print(name, *point, *filter(None, (f"{score:.1f}", why)), flush=True)
-                found = tuned.Tried(scores, seeds, settings)
+                found = tuned.Tried(scores, seeds, settings, data)
                 _keep(path, artifact, request.profile, dict.fromkeys(keys, found))
         except MissingData as error:
             print(f"{name}: no data: {one_line(error)}", file=sys.stderr)
     print(path)
     return 0
+
+
+def _others(old: tuned.Tried | None, settings: str, data: str) -> str:
+    """Return what the scores that are there were found for in place of these; "" if for these."""
+    if old is None:
+        return ""
+    if old.settings != settings:
+        return "settings"
+    return "data" if old.data and data and old.data != data else ""
 
 
 def _keep(path: Path, artifact: Artifact, profile: str, found: Mapping[Key, tuned.Tried]) -> None:

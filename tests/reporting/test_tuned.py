@@ -8,7 +8,7 @@ import pytest
 
 from dpexp import cli
 from dpexp.cli import artifact as artifact_script
-from dpexp.cli import groups, tune
+from dpexp.cli import groups, lookup, tune
 from dpexp.cli.config_cache import Configs
 from dpexp.reporting.collect import cells
 from dpexp.reporting.schema import spec, tuned
@@ -287,6 +287,32 @@ def test_scores_of_another_default_of_one_s_own_method_choose_nothing(mine):
     path.write_text(f"{path.read_text(encoding='utf-8')}\nmine: 1\n", encoding="utf-8")
     with pytest.raises(ConfigError, match="were found for other settings"):
         of_table()
+
+
+def test_scores_of_other_data_choose_nothing(mine, capsys):
+    """A file of one's own was edited under the same words, and its table ran the old best."""
+    table = mine / "artifact" / "made" / "table1.yaml"
+    of_own = (
+        "task=table, data=h.csv, task.target=y, 'task.classes=[no,yes]', "
+        "'task.columns={a:[0,9]}', dataset_size=8, task.test_size=2"
+    )
+    text = table.read_text(encoding="utf-8")
+    table.write_text(text.replace("task=digits", of_own), encoding="utf-8")
+    lines = ["a,y", *(f"{k},{'yes' if k > 4 else 'no'}" for k in range(10))]
+    data = mine.parents[1] / "h.csv"
+    data.write_text("\n".join(lines), encoding="utf-8")
+    words = [f"--config-dir={mine}", "table1", "paper=made", "columns=eps8", "rows=private"]
+    assert tune.main(words, seventy) == 0
+    data.write_text("\n".join([*lines[:-1], "9,no"]), encoding="utf-8")
+    lookup._of_data.cache_clear()  # as in another process
+    capsys.readouterr()
+    assert artifact_script.main([*words, "results=mine"]) == 2
+    said = capsys.readouterr().err
+    assert "the scores of private, eps8 were found on other data than are here" in said
+    tried, again = counting(60.0)
+    assert tune.main(words, again) == 0 and len(tried) == 2
+    assert "of other data, and are dropped" in capsys.readouterr().out
+    assert tune.main(words, again) == 0 and len(tried) == 2
 
 
 def test_a_file_that_does_not_say_for_which_settings_is_told_how(conf):
