@@ -226,7 +226,8 @@ def text_of(artifact: Artifact, profile: str, tried: Mapping[Key, Tried]) -> str
         for column in artifact.columns:
             if kept := tried.get((row.key, column.key)):
                 scores = {words: round(score, 2) for words, score in kept.scores.items()}
-                cell = {"settings": kept.settings, **({"data": kept.data} if kept.data else {})}
+                found_for = {"data": kept.data} if kept.data else {}
+                cell: dict[str, Any] = {"settings": kept.settings, **found_for}
                 cell |= {"seeds": list(kept.seeds), "scores": scores}
                 tree.setdefault(row.key, {})[column.key] = cell
     body = yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=120)
