@@ -206,6 +206,7 @@ def _main(words: Sequence[str]) -> int:
         )
     print(_opening(request, artifact, picked, to_do), flush=True)
     _compare(outcomes, to_do)
+    _require_tuned_here(artifact, request.profile, to_do)
     stopped = _run(request, to_do, results, artifact.alone)
     outcomes = [collect.outcome(job, results) for job in jobs]
     measured = costs.filled(artifact, results)
@@ -253,6 +254,14 @@ def _compare(outcomes: Sequence[collect.Outcome], to_do: Sequence[cells.Job]) ->
             )
     for word, runs in said.items():
         print(f"note: {len(runs)} finished runs: {word}", file=sys.stderr)
+
+
+def _require_tuned_here(artifact: spec.Artifact, profile: str, to_do: Sequence[cells.Job]) -> None:
+    """Refuse runs at points that were chosen on other data than they are about to read."""
+    for job in to_do:
+        if job.choice and job.choice.data and job.config is not None:
+            here = lookup.examples_here(job.config)
+            tuned.check_data(job.choice, here, job.cell, groups.CONF, artifact, profile)
 
 
 def require_seeds(seeds: Sequence[int] | None, numbers: Path) -> None:

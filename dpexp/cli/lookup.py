@@ -316,6 +316,15 @@ def fingerprint_here(config: Mapping[str, Any]) -> tuple[str, str]:
         return "", one_line(error)
 
 
+def examples_here(config: Mapping[str, Any]) -> str:
+    """Return the fingerprint of the task's examples here, without public ones; "" if unknown.
+
+    It is the same for all points of a grid, which may set features or a public set's size.
+    """
+    keys = ("task", "holdout")
+    return _of_data(json.dumps({key: config[key] for key in keys if key in config}))[0]
+
+
 @cache
 def _of_data(text: str) -> tuple[str, str]:
     """Return `fingerprint_here`, computed once per process, and of made data once per machine."""

@@ -19,9 +19,9 @@ the table. The test set is never used. The privacy guarantee does not cover the 
                                  its own tuned
 
 Other words are Hydra overrides that do not change results, such as data_root. Points with scores
-are skipped, unless the cell's settings changed since, and an interrupted one goes on from its last
-checkpoint. Several processes may run at once. Exit code:
-0, also where data are missing (it says so and continues with the other cells); 2 for a user error.
+are skipped, unless the cell's settings or its data changed since, and an interrupted one goes on
+from its last checkpoint. Several processes may run at once. Exit code: 0, also where data are
+missing (it says so and continues with the other cells); 2 for a user error.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from pathlib import Path
 
 from filelock import lock_descriptor
 
-from dpexp.cli import folders, groups, search
+from dpexp.cli import folders, groups, lookup, search
 from dpexp.cli.arguments import changing, exit_code_of, split, truth
 from dpexp.cli.artifact import is_picked, parse
 from dpexp.cli.composition import compose
@@ -49,6 +49,9 @@ from dpexp.types import ConfigError, MissingData, one_line
 
 Attempt = Callable[[Sequence[str]], float]
 """Trains one run with these overrides; returns the metric on the held-out examples."""
+
+Tuned = tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]
+"""A cell's words without a point, and its points."""
 
 OTHERS = ("plan", "run", "workers", "launcher", "flops")
 """Words of scripts.artifact that do not apply here."""
@@ -98,7 +101,8 @@ def _main(attempt: Attempt, words: Sequence[str]) -> int:
         return 0
     profile = cells.profile_of(artifact, request.profile)
     chosen = (*folders.searchpath(request.own), f"profile={request.profile}")
-    together: dict[tuple[str, ...], list[tuple[Row, Column]]] = {}
+    # Cells that show one run and choose from the same points are tuned as one.
+    together: dict[Tuned, list[tuple[Row, Column]]] = {}
     picked = set()
     for row in artifact.rows:
         for column in artifact.measured_columns:
@@ -106,30 +110,34 @@ def _main(attempt: Attempt, words: Sequence[str]) -> int:
             has_grid = bool(row.in_column(column).grid)
             if not has_grid or not shown or cells.is_skipped(artifact, profile, row, column):
                 continue
-            words_of = tuple(cells.words_of(row, column, profile))
-            together.setdefault(words_of, []).append((row, column))
+            points = tuple(tuned.points(row, column, profile))
+            of_cell = (tuple(cells.words_of(row, column, profile)), points)
+            together.setdefault(of_cell, []).append((row, column))
             if is_picked(request, artifact, (row.key, column.key)):
-                picked.add(words_of)
+                picked.add(of_cell)
     if not picked:
         raise ConfigError(f"{artifact.paper} {artifact.name} has no such row with a 'grid'.")
     path = tuned.file_of(groups.CONF, artifact, request.profile)
     _drop_stale(path, artifact, request.profile, reset=bool(own.get("anew")))
-    for words_of, places in together.items():
-        if words_of not in picked:
+    for (words_of, points), places in together.items():
+        if (words_of, points) not in picked:
             continue
         keys = [(row.key, column.key) for row, column in places]
         name = cells.cell_name(*places[0], profile)
-        points = tuned.points(*places[0], profile)
-        old = tuned.known(groups.CONF, artifact, request.profile).get(keys[0])
+        known = tuned.known(groups.CONF, artifact, request.profile)
+        old = next((known[key] for key in keys if key in known), None)
         try:
             context = (*chosen, *request.overrides)
             settings = cells.settings_of(*places[0], profile, context, compose)
-            if old and old.settings != settings:
-                print(f"{name}: its scores are of other settings, and are dropped.", flush=True)
+            data = lookup.examples_here(compose([*context, *words_of, *points[0]]))
+            if other := _others(old, settings, data):
+                print(f"{name}: its scores are of other {other}, and are dropped.", flush=True)
                 old = None
             seeds = request.seeds or (old.seeds if old else (0,))
             keeps = old is not None and old.seeds == seeds and not own.get("anew")
             scores = dict(old.scores) if old and keeps else {}
+            if old and keeps and any(known.get(key) != old for key in keys):
+                _keep(path, artifact, request.profile, dict.fromkeys(keys, old))
             for point in points:
                 if " ".join(point) in scores:
                     continue
@@ -143,12 +151,21 @@ def _main(attempt: Attempt, words: Sequence[str]) -> int:
                 scores[" ".join(point)] = score
                 why = f"diverged ({diverged} of {len(given)})" if diverged else ""
                 print(name, *point, *filter(None, (f"{score:.1f}", why)), flush=True)
-                found = tuned.Tried(scores, seeds, settings)
+                found = tuned.Tried(scores, seeds, settings, data)
                 _keep(path, artifact, request.profile, dict.fromkeys(keys, found))
         except MissingData as error:
             print(f"{name}: no data: {one_line(error)}", file=sys.stderr)
     print(path)
     return 0
+
+
+def _others(old: tuned.Tried | None, settings: str, data: str) -> str:
+    """Return what the scores that are there were found for in place of these; "" if for these."""
+    if old is None:
+        return ""
+    if old.settings != settings:
+        return "settings"
+    return "data" if old.data and data and old.data != data else ""
 
 
 def _keep(path: Path, artifact: Artifact, profile: str, found: Mapping[Key, tuned.Tried]) -> None:

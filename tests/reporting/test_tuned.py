@@ -8,7 +8,7 @@ import pytest
 
 from dpexp import cli
 from dpexp.cli import artifact as artifact_script
-from dpexp.cli import groups, tune
+from dpexp.cli import groups, lookup, tune
 from dpexp.cli.config_cache import Configs
 from dpexp.reporting.collect import cells
 from dpexp.reporting.schema import spec, tuned
@@ -289,6 +289,32 @@ def test_scores_of_another_default_of_one_s_own_method_choose_nothing(mine):
         of_table()
 
 
+def test_scores_of_other_data_choose_nothing(mine, capsys):
+    """A file of one's own was edited under the same words, and its table ran the old best."""
+    table = mine / "artifact" / "made" / "table1.yaml"
+    of_own = (
+        "task=table, data=h.csv, task.target=y, 'task.classes=[no,yes]', "
+        "'task.columns={a:[0,9]}', dataset_size=8, task.test_size=2"
+    )
+    text = table.read_text(encoding="utf-8")
+    table.write_text(text.replace("task=digits", of_own), encoding="utf-8")
+    lines = ["a,y", *(f"{k},{'yes' if k > 4 else 'no'}" for k in range(10))]
+    data = mine.parents[1] / "h.csv"
+    data.write_text("\n".join(lines), encoding="utf-8")
+    words = [f"--config-dir={mine}", "table1", "paper=made", "columns=eps8", "rows=private"]
+    assert tune.main(words, seventy) == 0
+    data.write_text("\n".join([*lines[:-1], "9,no"]), encoding="utf-8")
+    lookup._of_data.cache_clear()  # as in another process
+    capsys.readouterr()
+    assert artifact_script.main([*words, "results=mine"]) == 2
+    said = capsys.readouterr().err
+    assert "the scores of private, eps8 were found on other data than are here" in said
+    tried, again = counting(60.0)
+    assert tune.main(words, again) == 0 and len(tried) == 2
+    assert "of other data, and are dropped" in capsys.readouterr().out
+    assert tune.main(words, again) == 0 and len(tried) == 2
+
+
 def test_a_file_that_does_not_say_for_which_settings_is_told_how(conf):
     words = ["table1", "paper=made", "rows=private", "columns=eps8"]
     assert tune.main(words, seventy) == 0
@@ -349,6 +375,32 @@ def test_cells_that_show_one_run_are_chosen_together(conf):
     found = configs(conf)
     assert found["plain", "eps1"] == found["plain", "eps8"]
     assert found["plain", "eps1"]["optimizer"]["lr"] == 0.01
+
+
+def test_rows_that_differ_in_their_grids_alone_are_tuned_apart(conf):
+    """The second row got the first one's points, which the table refused, however often tuned."""
+    row = "  - {key: fixed, labels: [fixed], overrides: [method=dpsgd]}"
+    changed(conf, row, row[:-1] + ", grid: [[optimizer.lr=0.02, optimizer.lr=0.2]]}")
+    tried, attempt = counting()
+    assert tune.main(["table1", "paper=made", "columns=eps8"], attempt) == 0
+    assert len(tried) == 2 + 4 + 2
+    assert [*known(conf)["fixed", "eps8"].scores] == ["optimizer.lr=0.02", "optimizer.lr=0.2"]
+    assert configs(conf)["fixed", "eps8"]["optimizer"]["lr"] == 0.02
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_cell_that_comes_to_show_a_tuned_run_takes_its_scores(conf, is_first):
+    """Nothing was left to try, and so a row added later ran what no grid chose."""
+    assert tune.main(["table1", "paper=made", "columns=eps8"], seventy) == 0
+    text = (conf / "artifact" / "made" / "table1.yaml").read_text(encoding="utf-8")
+    grid = re.search(r"  - key: private\n.*?(?=  - \{key: fixed)", text, re.DOTALL)[0]
+    more = grid.replace("private", "added")
+    changed(conf, grid, more + grid if is_first else grid + more)
+    tried, again = counting(60.0)
+    assert tune.main(["table1", "paper=made", "columns=eps8"], again) == 0 and not tried
+    assert known(conf)["added", "eps8"] == known(conf)["private", "eps8"]
+    found = configs(conf)
+    assert found["added", "eps8"] == found["private", "eps8"]
 
 
 def test_no_accuracy_is_none_and_missing_data_leave_the_other_cells(conf, capsys):
@@ -416,6 +468,17 @@ def test_a_page_says_what_was_chosen_from_how_many(conf):
     assert how.startswith("1 row: best of 4 settings") and "in the other columns one" in private
     assert re.search(r"ε = 8: optimizer.lr=0.01 epochs=1 privacy.clip_norm=1 \(70.0 %\)", private)
     assert "ε = 1" not in private
+
+
+def test_a_note_is_silent_on_columns_in_which_a_row_has_no_grid(conf):
+    """It said that one of the settings is run there, too."""
+    row = "  - {key: fixed, labels: [fixed], overrides: [method=dpsgd]}"
+    within = ', within: {eps8: {grid: [["optimizer.lr=0.02", "optimizer.lr=0.2"]]}}}'
+    changed(conf, row, row[:-1] + within)
+    assert tune.main(["table1", "paper=made", "rows=fixed"], seventy) == 0
+    table = spec.load(conf, "made", "table1")
+    notes = tuned.notes(table, "embedded", tuned.load(conf, table, "embedded"))
+    assert "fixed: ε = 8: optimizer.lr=0.02 (70.0 %)." in notes
 
 
 def test_what_holds_of_all_tuned_rows_is_said_once(conf):

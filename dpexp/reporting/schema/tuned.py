@@ -30,7 +30,8 @@ HEAD = """\
 # {command}
 # Accuracy in % on held-out training examples, by row, column and point of the grid: the mean over
 # these seeds. The best is what the table runs. The choice is not covered by the privacy guarantee.
-# `settings` is a hash of the cell's settings without the point, for which these scores were found.
+# `settings` is a hash of the cell's settings without the point, for which these scores were found,
+# and `data` the fingerprint of the examples.
 """
 
 
@@ -50,11 +51,13 @@ class Tried:
         seeds: that each score is averaged over.
         settings: 12 hexadecimal digits, the hash of the cell's settings without a point; "" in a
             file that does not say it.
+        data: fingerprint of the task's examples, public ones left out; "" if it is not known.
     """
 
     scores: Mapping[str, float]
     seeds: tuple[int, ...]
     settings: str = ""
+    data: str = ""
 
 
 @dataclass(frozen=True)
@@ -64,12 +67,13 @@ class Choice:
     Attributes:
         overrides: of the best point; among equal ones, the first in the grid.
         score: its accuracy in % on the held-out examples, averaged over the seeds.
-        settings: hash of the settings for which it was found, as in `Tried`.
+        settings, data: for which it was found, as in `Tried`.
     """
 
     overrides: tuple[str, ...]
     score: float
     settings: str = ""
+    data: str = ""
 
 
 def points(row: Row, column: Column, profile: Profile) -> list[tuple[str, ...]]:
@@ -141,8 +145,8 @@ def load(conf: Path, artifact: Artifact, profile: str) -> dict[Key, Choice]:
             )
         if len(tried.scores) == len(grid):
             best = max(grid, key=lambda words: tried.scores[words])
-            chosen = Choice(tuple(best.split()), tried.scores[best], tried.settings)
-            choices[row, column] = chosen
+            chosen = tuple(best.split())
+            choices[row, column] = Choice(chosen, tried.scores[best], tried.settings, tried.data)
     return choices
 
 
@@ -172,6 +176,31 @@ def check(
         )
 
 
+def check_data(
+    choice: Choice, here: str, key: Key, conf: Path, artifact: Artifact, profile: str
+) -> None:
+    """Check that a choice was made on the data that its cell's runs are about to read.
+
+    Args:
+        choice: the cell's.
+        here: fingerprint of these data; "" if it is not known.
+        key: the cell.
+        conf: the folder of dpexp's own config groups.
+        artifact: the cell's.
+        profile: the name of the cell's.
+
+    Raises:
+        ConfigError: it was made on others, which may want another point, or hold test examples.
+    """
+    if choice.data and here and choice.data != here:
+        row, column = key
+        raise ConfigError(
+            f"{file_of(conf, artifact, profile)}: the scores of {row}, {column} were found on "
+            f"other data than are here. {_again(artifact, profile)} "
+            f"{shlex.join([f'rows={row}', f'columns={column}'])}, or put the former data back."
+        )
+
+
 def _again(artifact: Artifact, profile: str) -> str:
     return f"Run {command(artifact, profile)}"
 
@@ -186,7 +215,8 @@ def _tried(kept: Any) -> Tried:
     scores = {str(words): float(score) for words, score in kept["scores"].items()}
     if not scores or not all(map(math.isfinite, scores.values())):
         raise ValueError("a score is not a finite number")
-    return Tried(scores, tuple(map(int, kept["seeds"])), str(kept.get("settings", "")))
+    found_for = (str(kept.get(name, "")) for name in ("settings", "data"))
+    return Tried(scores, tuple(map(int, kept["seeds"])), *found_for)
 
 
 def text_of(artifact: Artifact, profile: str, tried: Mapping[Key, Tried]) -> str:
@@ -196,7 +226,9 @@ def text_of(artifact: Artifact, profile: str, tried: Mapping[Key, Tried]) -> str
         for column in artifact.columns:
             if kept := tried.get((row.key, column.key)):
                 scores = {words: round(score, 2) for words, score in kept.scores.items()}
-                cell = {"settings": kept.settings, "seeds": list(kept.seeds), "scores": scores}
+                found_for = {"data": kept.data} if kept.data else {}
+                cell: dict[str, Any] = {"settings": kept.settings, **found_for}
+                cell |= {"seeds": list(kept.seeds), "scores": scores}
                 tree.setdefault(row.key, {})[column.key] = cell
     body = yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=120)
     return HEAD.format(command=command(artifact, profile)) + body
@@ -214,11 +246,12 @@ def notes(artifact: Artifact, profile: str, choices: Mapping[Key, Choice]) -> li
         shown = [
             column
             for column in artifact.measured_columns
-            if column is artifact.run_column(row, column)
+            if row.in_column(column).grid
+            and column is artifact.run_column(row, column)
             and not changes.why_skipped(column)
             and not row.in_column(column).absent
         ]
-        counts = {len(points(row, column, changes)) for column in shown} - {0}
+        counts = {len(points(row, column, changes)) for column in shown}
         if not counts or changes.why_skipped(row):
             continue
         count = " or ".join(map(str, sorted(counts)))
