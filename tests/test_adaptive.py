@@ -19,6 +19,7 @@ from dpexp.grad_sample.per_example import MaterializedGrads
 from dpexp.methods.adaptive import COUNT
 from dpexp.privacy import build
 from dpexp.privacy.accounting import calibrate
+from dpexp.privacy.clipping import centred_bits
 from dpexp.privacy.privatize import ClippedSum
 from dpexp.privacy.seeds import generator
 from dpexp.privacy.verification.files import verify_files
@@ -157,6 +158,15 @@ def test_an_example_moves_the_count_by_a_half_whatever_it_is():
         assert abs(moved) <= 0.5 and (expected is None or moved == expected)
         assert math.isfinite(norm) or moved == 0
     assert count_of(torch.empty(0)) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_bits_fall_along_their_ramp_and_are_in_float64_of_norms_of_any_precision(dtype):
+    """In float32 a sum of bits would round by what others add to it."""
+    norms, bound = torch.tensor([0.0, 0.5, 0.69, 0.697, 0.7, 0.7001, 0.72, 9], dtype=dtype), 0.7
+    expected = [min(0.5, max(-0.5, (1 - norm / bound) * 32)) for norm in norms.tolist()]
+    found = centred_bits(norms, bound)
+    assert found.dtype == torch.float64 and found.tolist() == pytest.approx(expected, abs=1e-12)
 
 
 def test_rounding_of_others_norms_decides_no_bit():

@@ -10,6 +10,7 @@ from dpexp.attacks import distinguishing, trials
 from dpexp.cli.verify import verify
 from dpexp.privacy import PrivacyError
 from dpexp.privacy.accounting import calibrate
+from dpexp.privacy.verification.files import verify_files
 from dpexp.types import ConfigError
 from tests.runs import (
     SHORT,
@@ -35,6 +36,30 @@ def test_a_run_says_who_takes_part_and_verifies(unbroken):
     assert privacy["correlation"]["participations"] == 4 and privacy["steps"] == 12
     assert yaml.safe_load((unbroken / "config.yaml").read_text())["correlation"]["bands"] == 3
     assert result["test_accuracy"] > 20  # of ten classes, after 12 steps
+
+
+@pytest.mark.parametrize(
+    ("changed", "finding"),
+    [
+        ({"bands": 4, "participation_prob": 1.0, "participations": 3}, "correlation bands"),
+        ({"coefficients": [0.5] * 4}, "4 coefficients reach beyond 3 bands"),
+        ({"coefficients": [0.0, 1.0]}, "the first coefficient is 0.0"),
+        ({"coefficients": [0.9, 0.9, 0.1]}, "coefficients of norm 1.27"),
+        ({"participations": 3}, "correlation participations"),
+        ({"participation_prob": 0.1}, "correlation participation_prob"),
+        ({"participation": "others"}, "correlation participation"),
+        ({"more": 1}, "more is nothing that a certificate has"),
+        (None, "disagree on whether noise is"),
+    ],
+)
+def test_what_is_said_otherwise_of_correlated_noise_is_found(unbroken, changed, finding):
+    _, result, privacy = of(unbroken)
+    config = yaml.safe_load((unbroken / "config.yaml").read_text())
+    assert verify_files(config, result, privacy).findings == ()
+    correlation = {} if changed is None else {"correlation": privacy["correlation"] | changed}
+    others = {key: value for key, value in privacy.items() if key != "correlation"}
+    found = verify_files(config, result, others | correlation).findings
+    assert any(finding in each for each in found), found
 
 
 def test_one_band_is_the_run_with_fresh_noise_to_the_last_bit(tmp_path):

@@ -12,7 +12,7 @@ from scipy.stats import kstest, norm, truncnorm
 from dpexp.grad_sample.linear import LinearWeight
 from dpexp.grad_sample.per_example import FactoredGrads, MaterializedGrads
 from dpexp.privacy.noise import FAR, GRAIN, NOISE_AT_ONCE, add_noise_, with_tails_
-from dpexp.privacy.privatize import FLAT, NARROW, ClippedSum
+from dpexp.privacy.privatize import FLAT, NARROW, ClippedSum, clip_coordinates
 from dpexp.types import Key, Release
 from tests.marks import some_long
 
@@ -81,6 +81,13 @@ def test_sums_over_many_micro_batches_lose_what_a_few_hundred_examples_lose(micr
     most = gathers * 2.0**-24 * value * NARROW**2 / 2 + 2.0**-23 * value * taken
     assert lost <= most
     assert sums.sums[A].dtype == torch.float64 and sums.counts.examples == taken
+
+
+def test_a_coordinate_is_clipped_at_the_bound_and_not_at_the_next_float32():
+    assert float(torch.tensor(0.1)) > 0.1
+    _, clipped = clip_coordinates(torch.tensor([[5.0, -5.0, 0.05]]), 0.1)
+    expected = [0.1, -0.1, float(torch.tensor(0.05))]
+    assert clipped.values.dtype == torch.float64 and clipped.values.tolist() == [expected]
 
 
 def test_an_example_that_float32_cannot_measure_widens_what_was_gathered():

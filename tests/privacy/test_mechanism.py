@@ -11,6 +11,7 @@ import torch
 from dpexp.privacy import PrivacyError, build, num_steps, verify
 from dpexp.privacy import certificate as words
 from dpexp.privacy.pld import Part, gaussian_epsilon
+from dpexp.privacy.releases import effective_multiplier, shared_multiplier
 from dpexp.privacy.seeds import new_secret
 from dpexp.types import ConfigError, Release
 
@@ -49,6 +50,16 @@ def test_two_releases_of_a_step_cost_root_two_and_one_draw():
     assert [release["dimension"] for release in certificate["releases"]] == [50, 950]
 
 
+@pytest.mark.parametrize("own", [[], [(0.5, 0.5)], [(0.5, 10.0), (1.0, 3.0)]])
+def test_costs_of_a_steps_releases_add_up_as_squares_whosever_their_noise_is(own):
+    beside = [Release("count", 1, 1.0, s, clip="count", noise_multiplier=z) for s, z in own]
+    found = effective_multiplier(1.0, (*PAIR, *beside))
+    cost = sum((s / z) ** 2 for s, z in [(1.0, 1.0), (1.0, 1.0), *own])
+    assert found == pytest.approx(cost**-0.5, rel=1e-12)
+    assert shared_multiplier(found, (*PAIR, *beside)) == pytest.approx(1.0, rel=1e-12)
+    assert effective_multiplier(0.0, (*PAIR, *beside)) == 0
+
+
 @pytest.mark.parametrize(
     "forgery, message",
     [
@@ -82,6 +93,7 @@ def test_without_noise_or_clipping_there_is_no_epsilon(off, word):
     assert mechanism.epsilon(10) is None and not mechanism.is_private
     assert set(certificate["epsilon"].values()) == {None}
     assert certificate["deviations"] == [f"no {word}: no privacy"]
+    assert "accounted_apart" not in certify(make(PAIR, **off))
     with pytest.raises(PrivacyError, match="Expected no epsilon"):
         verify(certificate | {"epsilon": {"prv": 8.0, "rdp": 8.0}})
 
