@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 import yaml
 
+import dpexp
 from dpexp import records
 from dpexp.cli.verify import main
 from dpexp.privacy.verification.files import verify_files
 from dpexp.records.predictions import packed, unpacked
 from dpexp.records.record import contents
+from dpexp.types import ConfigError
 from tests.edited import mend
 from tests.runs import execute
 
@@ -128,6 +130,28 @@ def test_a_path_that_is_no_finished_run_is_one_line_and_exit_code_2(run_dir, tmp
         out, err = capsys.readouterr()
         assert err.startswith("error: Expected") and err.count("\n") == 1
         assert "pass" in out  # the other one is checked all the same
+
+
+@pytest.mark.parametrize(
+    ("entry", "value", "said"),
+    [
+        ("epsilon", 3.9, 'expected numbers by accountant, as {"prv": 7.9}; got 3.9'),
+        ("epsilon", {"prv": "3.9"}, "expected numbers by accountant"),
+        ("releases", {"clip_norm": 1.0}, "expected a list of releases"),
+        ("trainable", ["head.weight"], "expected sizes by parameter"),
+    ],
+    ids=str,
+)
+def test_a_certificate_in_another_form_is_refused_by_all_who_read_it(
+    run_dir, tmp_path, capsys, entry, value, said
+):
+    """A bare number was "malformed ('float' object is not iterable)", and a trace in `load`."""
+    changed = copied(run_dir, tmp_path)
+    edit(changed / "privacy.json", **{entry: value})
+    assert main([str(changed)]) == 2
+    assert f"(privacy.json {entry}: {said}" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match=f"Expected a finished run .*privacy.json {entry}: exp"):
+        dpexp.load(changed)
 
 
 def test_a_certificate_that_differs_outweighs_a_path_that_is_no_run(run_dir, tmp_path):

@@ -1,4 +1,4 @@
-"""Check the types of the result.json entries that tables, plans and look-ups read."""
+"""Check the types of the entries of a record that tables, plans and look-ups read."""
 
 from __future__ import annotations
 
@@ -17,6 +17,31 @@ KINDS = {
     "precision": str,
 }
 """Type of each entry; that of the metric is number or null."""
+
+NUMBER = int | float | None
+OF_CERTIFICATES = {
+    "epsilon": (dict, NUMBER, 'numbers by accountant, as {"prv": 7.9}'),
+    "trainable": (dict, int, "sizes by parameter"),
+    "frozen": (dict, int, "sizes by parameter"),
+    "releases": (list, dict, "a list of releases, each with its sensitivity"),
+}
+"""Of each entry of privacy.json that is made of others: its type, theirs, and both in words."""
+
+
+def wrong_kind_of_certificate(privacy: Mapping[str, Any]) -> str:
+    """Return which entry of privacy.json has another form than a run writes; "" if none has.
+
+    Args:
+        privacy: a record's, which anyone may have written. Missing entries are not reported.
+    """
+    for name, (kind, of, words) in OF_CERTIFICATES.items():
+        if name not in privacy:
+            continue
+        got = privacy[name]
+        parts = got.values() if isinstance(got, dict) else got if isinstance(got, list) else ()
+        if not isinstance(got, kind) or not all(isinstance(part, of) for part in parts):
+            return f"{name}: expected {words}; got {got!r:.50}"
+    return ""
 
 
 def wrong_kinds(result: Mapping[str, Any]) -> list[str]:

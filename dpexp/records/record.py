@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dpexp.records.kinds import wrong_kind_of_certificate
 from dpexp.records.moved import first_names, present_names
 from dpexp.records.predictions import digest
 from dpexp.records.safely import Damaged, arrays_of, dict_of, parse_json, text_of
@@ -135,6 +136,8 @@ def _read(directory: Path) -> Record:
             raise Damaged(f"{name} {error}") from error
         if not files[name] and name != "config.yaml":
             raise Damaged(f"{name} is empty")
+    if wrong := wrong_kind_of_certificate(files["privacy.json"]):
+        raise Damaged(f"privacy.json {wrong}")
     files["config.yaml"] = present_names(files["config.yaml"])
     metrics = lines_of(directory / METRICS)
     if not metrics or None in metrics:
