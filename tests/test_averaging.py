@@ -7,6 +7,7 @@ from torch import nn
 
 import dpexp
 from dpexp.cli.verify import verify
+from dpexp.models.adapters import adapt, merged
 from dpexp.training.averaging import EMA, Averaged, Last
 from dpexp.training.train_state import TrainState
 from tests.runs import one_thread  # noqa: F401 (a fixture)
@@ -46,6 +47,24 @@ def test_the_mean_of_the_last_is_their_mean(share):
     found = averages(Last(share), values)
     assert found[-1] == pytest.approx(float(values[-count:].mean()), abs=1e-6)
     assert found[40 - count - 1] == pytest.approx(values[40 - count - 1]) or count == 40
+
+
+def test_of_adapters_the_factors_are_averaged_so_that_what_is_merged_keeps_their_rank():
+    torch.manual_seed(0)
+    model = adapt(
+        nn.Sequential(nn.Linear(6, 6, bias=False), nn.Linear(6, 2)).double(), 1, 1, "*", "1"
+    )
+    adapter, before = model[0], merged(model)[0].weight.detach()
+    averaged, factors = Averaged(model, Last(1.0), 4), []
+    for step in range(4):
+        nn.init.normal_(adapter.lora_A.weight)
+        nn.init.normal_(adapter.lora_B.weight)
+        factors.append((adapter.lora_A.weight.detach().clone(), adapter.lora_B.weight.clone()))
+        averaged.add(model, step)
+    a, b = (torch.stack(each).mean(0) for each in zip(*factors, strict=True))
+    moved = merged(averaged.model)[0].weight - before
+    torch.testing.assert_close(moved, b @ a)
+    assert torch.linalg.matrix_rank(moved) == 1  # the mean of merged weights has rank 4
 
 
 @pytest.mark.parametrize("lost", [(8, 13), (12, 13), (5, 9), (0, 4)], ids=str)

@@ -83,6 +83,9 @@ class Last:
 class Averaged:
     """A copy of a model whose parameters are averages.
 
+    Under DP-LoRA these are adapters: the model that is kept merges the average of each factor, and
+    so has adapters of that rank. The mean of merged matrices would have none.
+
     Iterates that were lost, since a killed process had released their steps, have no part in it:
     the weights of the others are as they would be, up to a common factor.
 
