@@ -51,7 +51,10 @@ def the_error(done):
         long(["method=rgp", *DIGITS, "optimizer.rl=3"], "Did you mean lr?"),
         (["-m", "method=rgp,rpg", *DIGITS], "Did you mean rgp?"),
         long(["task=digits", "-m", "method=rgp,rpg"], "Did you mean rgp?"),
-        (["-m", "method=rgp", *DIGITS, "denoise=null,disk"], "got denoise=null,disk. Name one, or"),
+        (
+            ["-m", "method=rgp", *DIGITS, "denoise=null,disk"],
+            "Name one, or several; runs without denoise",
+        ),
         (["method=rgp", *DIGITS, "epochs"], "override 'epochs'. Expected KEY=VALUE."),
         (["method=rgp", *DIGITS, "eps=1,2"], "For a sweep add -m"),
         (["method=rgp", *DIGITS, "attack=Null"], "got attack=Null. Name one, or leave it out"),

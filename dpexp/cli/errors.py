@@ -201,6 +201,8 @@ def unnamed(words: Sequence[str]) -> str:
         if not all(isinstance(value, str | QuotedString) for value in values):
             group = override.key_or_group
             choice = "" if group in ("method", "task") else ", or leave it out for its default"
+            if override.is_sweep_override() and choice:
+                choice = f", or several; runs without {group} are a command of their own"
             return (
                 f"Expected {group} to be one of {', '.join(options)}; got {word}. Name one{choice}."
             )
