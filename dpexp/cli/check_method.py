@@ -57,6 +57,9 @@ MOST = 40
 """Steps of the method that are looked at where none are named (ours)."""
 
 COMMON = ("task=digits", "profile=embedded")
+APART = ("augmentation", "averaging")
+"""Parts of a run that come before an example's gradient, or after the step."""
+
 READERS = {"tries": whole(0), "climbs": whole(0), "trials": _trials, "steps": whole(2)}
 
 
@@ -76,6 +79,8 @@ def _main(words: Sequence[str]) -> int:
     verdict = check(parts, config["privacy"]["clip_norm"], seed=config["seed"], **own)
     for line in lines(config["method"]["name"], verdict):
         print(folded(line, sys.stdout), flush=True)
+    if apart := [f"{part}={config[part]['name']}" for part in APART if part in config]:
+        print(f"not looked at, as no part of the method: {', '.join(apart)}")
     name, findings = config["method"]["name"], list(_of_statement(config, parts))
     if trials and not (verdict.findings or findings) and _is_private(config):
         findings += _of_two_worlds(config, trials)

@@ -67,6 +67,16 @@ def test_the_steps_of_an_epoch_are_looked_at_unless_fewer_are_named(steps, is_fo
     assert bool(re.search(rf"{SENSITIVITY}.*; step 16\)", capsys.readouterr().out)) is is_found
 
 
+def test_what_is_beside_the_method_is_said_not_to_be_looked_at(capsys):
+    """A break of the views, each clipped by itself, passed with augmentation named."""
+    quick = ["tries=0", "climbs=0", "trials=0", "steps=2", "device=cpu", "model=linear"]
+    assert (
+        check_method.main(["method=dpsgd", "augmentation=crop_flip", "averaging=ema", *quick]) == 0
+    )
+    said = "not looked at, as no part of the method: augmentation=crop_flip, averaging=ema\n"
+    assert said in capsys.readouterr().out
+
+
 class Shrinking(OnHead):
     """Releases a share of the sums, which it draws and keeps for one step."""
 
