@@ -98,6 +98,47 @@ def test_float32_norms_of_equal_entries_are_bounded_to_four_digits(size):
     assert ((got >= expected) & (got <= expected * (1 + 2e-4))).all()
 
 
+def factors(kind, of_x, of_dh):
+    """Return gradients whose factors are of some size, and literally: patches, and outputs."""
+    gen = torch.Generator().manual_seed(0)
+    positions = {"linear": 2, "linear, formed": 40}
+    if kind in positions:
+        x, dh = (s * torch.randn(3, positions[kind], 8, generator=gen) for s in (of_x, of_dh))
+        return FactoredGrads(LinearWeight(), x, dh), x.double(), dh.double()
+    if kind == "vectors":
+        x, dh = of_x * torch.randn(3, 1, 8, generator=gen), of_dh * torch.randn(3, 1, 8)
+        return FactoredGrads(LinearWeight(is_plain=True), x, dh), x.double(), dh.double()
+    sizes = {"convolution": ((16, 3, 3), (8, 3, 3)), "convolution, formed": ((2, 9, 9), (2, 9, 9))}
+    x, dh = (
+        s * torch.randn(3, *size, generator=gen)
+        for s, size in zip((of_x, of_dh), sizes[kind], strict=True)
+    )
+    at = Geometry((3, 3), (1, 1), (1, 1), (1, 1), 1)
+    patches = nn.functional.unfold(x.double(), 3, padding=1).mT
+    return FactoredGrads(Conv2dMatrix(at), x, dh), patches, dh.double().flatten(2).mT
+
+
+@pytest.mark.parametrize("of_dh", [1e-23, 1e-11, 1e12])
+@pytest.mark.parametrize("of_x", [1e-23, 1e-12, 1.0])
+@pytest.mark.parametrize(
+    "kind", ["vectors", "linear", "linear, formed", "convolution", "convolution, formed"]
+)
+def test_sizes_are_bounds_where_squares_or_products_underflow(kind, of_x, of_dh):
+    """As float32's do below 1e-38."""
+    grads, x, dh = factors(kind, of_x, of_dh)
+    exact = dh.mT @ x
+    terms = (torch.linalg.vector_norm(x, dim=2) * torch.linalg.vector_norm(dh, dim=2)).sum(1)
+    formed = grads.materialize()
+    for size in (grads.rule.size(grads.x, grads.dh), grads.measured()[0]):
+        assert (size.squares >= exact.square().sum((1, 2))).all()
+        if size.energy is not size.squares:
+            assert (size.energy.sqrt() >= terms).all()
+        lost = torch.linalg.vector_norm(formed.double().view_as(exact) - exact, dim=(1, 2))
+        assert (lost <= size.floor + 1e-4 * size.energy.sqrt()).all()
+    size, _ = MaterializedGrads(formed).measured()
+    assert (size.squares >= formed.double().flatten(1).square().sum(1)).all()
+
+
 class Largest(TorchDispatchMode):
     """Watches how large the arrays are that are made on the way."""
 

@@ -83,6 +83,26 @@ def test_sums_over_many_micro_batches_lose_what_a_few_hundred_examples_lose(micr
     assert sums.sums[A].dtype == torch.float64 and sums.counts.examples == taken
 
 
+def test_more_examples_at_once_than_float32_adds_up_closely_are_summed_in_float64():
+    """Beside 2^30, float32 loses the 64 of each product."""
+    values = torch.cat([torch.full((1, 1), 2.0**30), torch.zeros(63, 1), torch.ones(NARROW, 1)])
+    sums = ClippedSum({A: (1,)}, (Release("gradient", 1, 2.0**40),), torch.empty(0))
+    sums.take({A: MaterializedGrads(values)})
+    sums.close_micro_batch(len(values))
+    assert float(sums.sums[A]) == 2**30 + NARROW
+
+
+def test_the_room_for_rounding_is_a_share_of_the_terms_and_not_of_what_they_leave():
+    """Two positions cancel to a fifth of one, and rounding is of either."""
+    h = torch.tensor([[[1.0, 0, 0], [-0.8, 0, 0]]])
+    grads = FactoredGrads(LinearWeight(), torch.full((1, 2, 1), 1e3), h)
+    sums = ClippedSum({A: (3, 1)}, RELEASES, torch.empty(0))
+    sums.take({A: grads})
+    sums.close_micro_batch(1)
+    bound = float(grads.measured()[0].squares.sqrt()) + 2.0**-10 * (1000 + 800)
+    assert float(sums.sums[A].norm()) == pytest.approx(200 * 2 / bound, rel=1e-4)
+
+
 def test_a_coordinate_is_clipped_at_the_bound_and_not_at_the_next_float32():
     assert float(torch.tensor(0.1)) > 0.1
     _, clipped = clip_coordinates(torch.tensor([[5.0, -5.0, 0.05]]), 0.1)
