@@ -1,5 +1,6 @@
 """Batches of per-example vectors: their norms, however long they are and however they lie."""
 
+import itertools
 import math
 
 import pytest
@@ -12,10 +13,16 @@ from dpexp.grad_sample.conv2d import Conv2dMatrix
 from dpexp.grad_sample.embedding import EmbeddingWeight
 from dpexp.grad_sample.geometry import Geometry
 from dpexp.grad_sample.linear import LinearGrads, LinearWeight
-from dpexp.grad_sample.per_example import FactoredGrads, MaskedGrads, MaterializedGrads
+from dpexp.grad_sample.per_example import (
+    FactoredGrads,
+    MaskedGrads,
+    MaterializedGrads,
+    size_by_forming,
+)
+from dpexp.grad_sample.rounding import EXAMPLES, TERMS, Terms, size_by_gram, size_of_formed
 from dpexp.privacy.bound import is_exact_enough, slack_of, upper_bound
 from dpexp.privacy.privatize import ClippedSum
-from dpexp.types import Key, Release
+from dpexp.types import Key, Release, Size
 
 
 def chosen(entries, size):
@@ -118,8 +125,10 @@ def factors(kind, of_x, of_dh):
     return FactoredGrads(Conv2dMatrix(at), x, dh), patches, dh.double().flatten(2).mT
 
 
-@pytest.mark.parametrize("of_dh", [1e-23, 1e-11, 1e12])
-@pytest.mark.parametrize("of_x", [1e-23, 1e-12, 1.0])
+UNDERFLOWING = [(1e-23, 1e-23), (1e-23, 1e12), (1e-19, 1e-19), (1e-12, 1e-11), (1.0, 1e-23)]
+
+
+@pytest.mark.parametrize(("of_x", "of_dh"), UNDERFLOWING)
 @pytest.mark.parametrize(
     "kind", ["vectors", "linear", "linear, formed", "convolution", "convolution, formed"]
 )
@@ -128,15 +137,64 @@ def test_sizes_are_bounds_where_squares_or_products_underflow(kind, of_x, of_dh)
     grads, x, dh = factors(kind, of_x, of_dh)
     exact = dh.mT @ x
     terms = (torch.linalg.vector_norm(x, dim=2) * torch.linalg.vector_norm(dh, dim=2)).sum(1)
-    formed = grads.materialize()
+    each = dh[:, :, :, None] * x[:, :, None]
+    flushed = each.masked_fill(each.abs() >= torch.finfo(torch.float32).tiny, 0).abs().sum(1)
     for size in (grads.rule.size(grads.x, grads.dh), grads.measured()[0]):
         assert (size.squares >= exact.square().sum((1, 2))).all()
         if size.energy is not size.squares:
             assert (size.energy.sqrt() >= terms).all()
-        lost = torch.linalg.vector_norm(formed.double().view_as(exact) - exact, dim=(1, 2))
-        assert (lost <= size.floor + 1e-4 * size.energy.sqrt()).all()
+            lost = torch.linalg.vector_norm(flushed, dim=(1, 2))
+            assert (size.floor + 1e-4 * size.energy.sqrt() >= lost).all()
+    formed = grads.materialize()
     size, _ = MaterializedGrads(formed).measured()
     assert (size.squares >= formed.double().flatten(1).square().sum(1)).all()
+
+
+def test_products_of_gram_matrices_that_overflow_below_zero_are_no_small_norm():
+    """Those on the diagonal may just not, by rounding."""
+    most = torch.finfo(torch.float32).max
+    product = torch.tensor([[[most, -math.inf], [-math.inf, most]]])
+    ones = torch.ones(1, dtype=torch.float64)
+    assert size_by_gram(product, Terms(ones, ones, ones), 8).squares.tolist() == [math.inf]
+
+
+@pytest.mark.parametrize("order", [*itertools.permutations([2.0**24, 1, -(2.0**24)])])
+def test_what_forming_a_gradient_loses_is_in_its_bound(order):
+    """Added up in another order, it is 1 in place of 0."""
+    dh = torch.tensor(order).view(1, 3, 1)
+    assert size_by_forming(LinearWeight(), torch.ones(1, 3, 1), dh).squares >= 1
+    nothing, taken = torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
+    terms = Terms(energy=nothing, floor=taken, unseen=nothing)
+    formed = size_of_formed(Size(nothing, nothing, nothing), terms, 3, torch.float32)
+    assert formed.squares >= 1  # all of it may have underflowed
+
+
+@pytest.mark.parametrize(("num", "positions"), [(EXAMPLES, 1), (32, TERMS // 32)])
+def test_a_product_adds_up_a_few_terms_and_float64_the_products(num, positions):
+    """Beside 2^30, float32 loses 64."""
+    dh = torch.zeros(2 * num, positions, 1)
+    dh[0, 0], dh[num:] = 2.0**30, 64 / num / positions
+    total = torch.zeros(1, 1, dtype=torch.float64)
+    grads = FactoredGrads(LinearWeight(), torch.ones(2 * num, positions, 1), dh)
+    grads.add_to(total, torch.ones(2 * num))
+    assert float(total) == 2**30 + 64
+
+
+def test_positions_of_one_example_are_added_up_a_few_at_a_time():
+    dh = torch.full((1, 2 * TERMS, 1), 64 / TERMS)
+    dh[0, :TERMS] = torch.eye(TERMS, 1) * 2.0**30
+    total = torch.zeros(1, 1, dtype=torch.float64)
+    FactoredGrads(LinearWeight(), torch.ones_like(dh), dh).add_to(total, torch.ones(1))
+    assert float(total) == 2**30 + 64
+
+
+def test_what_a_weight_takes_below_the_least_normal_number_is_within_the_floor():
+    """A processor may flush it to zero."""
+    least = torch.finfo(torch.float32).tiny
+    values = torch.full((2, 1000), least)
+    size, _ = MaterializedGrads(values).measured()
+    assert (size.floor >= torch.linalg.vector_norm(values.double() / 2, dim=1)).all()
+    assert not is_exact_enough(size, least * 2**27).any()
 
 
 class Largest(TorchDispatchMode):

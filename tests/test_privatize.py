@@ -92,15 +92,28 @@ def test_more_examples_at_once_than_float32_adds_up_closely_are_summed_in_float6
     assert float(sums.sums[A]) == 2**30 + NARROW
 
 
-def test_the_room_for_rounding_is_a_share_of_the_terms_and_not_of_what_they_leave():
-    """Two positions cancel to a fifth of one, and rounding is of either."""
-    h = torch.tensor([[[1.0, 0, 0], [-0.8, 0, 0]]])
-    grads = FactoredGrads(LinearWeight(), torch.full((1, 2, 1), 1e3), h)
-    sums = ClippedSum({A: (3, 1)}, RELEASES, torch.empty(0))
+@pytest.mark.parametrize(("other", "of_terms"), [(-0.8, 2.0**-10), (-0.999, 2.0**-24)])
+def test_the_room_for_rounding_is_a_share_of_the_terms_and_not_of_what_they_leave(other, of_terms):
+    """Rounding is of either position. Where they cancel to a thousandth, it is float64's."""
+    h = torch.tensor([[[1.0, 0, 0, 0], [other, 0, 0, 0]]])
+    grads = FactoredGrads(LinearWeight(), torch.full((1, 2, 4), 5e3), h)
+    sums = ClippedSum({A: (4, 4)}, RELEASES, torch.empty(0))
     sums.take({A: grads})
     sums.close_micro_batch(1)
-    bound = float(grads.measured()[0].squares.sqrt()) + 2.0**-10 * (1000 + 800)
-    assert float(sums.sums[A].norm()) == pytest.approx(200 * 2 / bound, rel=1e-4)
+    left, terms = 1e4 * (1 + float(h[0, 1, 0])), 1e4 * (1 - float(h[0, 1, 0]))
+    if other == -0.8:
+        bound = float(grads.norms_squared().sqrt()) + of_terms * terms
+    else:
+        bound = left * (1 + 2.0**-10) + of_terms * terms
+    assert float(sums.sums[A].norm()) == pytest.approx(left * 2 / bound, rel=2e-5)
+
+
+@pytest.mark.parametrize("clip_norm", [2e-14, 1e-15, 0.9e-15, 1e-25])
+def test_a_weight_below_float32s_least_normal_number_still_clips(clip_norm):
+    sums = ClippedSum({A: (3,)}, (Release("gradient", 3, clip_norm),), torch.empty(0))
+    sums.take({A: MaterializedGrads(torch.tensor([[1e30, 0, 0]]))})
+    sums.close_micro_batch(1)
+    assert 0.99 * clip_norm <= float(sums.sums[A].norm()) <= clip_norm
 
 
 def test_a_coordinate_is_clipped_at_the_bound_and_not_at_the_next_float32():
