@@ -158,6 +158,14 @@ def test_products_of_gram_matrices_that_overflow_below_zero_are_no_small_norm():
     assert size_by_gram(product, Terms(ones, ones, ones), 8).squares.tolist() == [math.inf]
 
 
+def test_the_terms_of_all_groups_of_a_convolution_count():
+    x, dh = torch.randn(3, 8, 5, 5), torch.randn(3, 4, 5, 5)
+    found = Conv2dMatrix(Geometry((3, 3), (1, 1), (1, 1), (1, 1), 4)).terms(x, dh)
+    patches = nn.functional.unfold(x.double(), 3, padding=1).view(3, 4, 18, 25).norm(dim=2)
+    literal = (patches * dh.double().flatten(2).abs()).sum(2).square().sum(1)
+    assert (found.energy >= literal).all() and (found.energy <= 1.001 * literal).all()
+
+
 @pytest.mark.parametrize("order", [*itertools.permutations([2.0**24, 1, -(2.0**24)])])
 def test_what_forming_a_gradient_loses_is_in_its_bound(order):
     """Added up in another order, it is 1 in place of 0."""
