@@ -1,5 +1,6 @@
 """Batches of per-example vectors: their norms, however long they are and however they lie."""
 
+import itertools
 import math
 
 import pytest
@@ -12,10 +13,16 @@ from dpexp.grad_sample.conv2d import Conv2dMatrix
 from dpexp.grad_sample.embedding import EmbeddingWeight
 from dpexp.grad_sample.geometry import Geometry
 from dpexp.grad_sample.linear import LinearGrads, LinearWeight
-from dpexp.grad_sample.per_example import FactoredGrads, MaskedGrads, MaterializedGrads
+from dpexp.grad_sample.per_example import (
+    FactoredGrads,
+    MaskedGrads,
+    MaterializedGrads,
+    size_by_forming,
+)
+from dpexp.grad_sample.rounding import EXAMPLES, TERMS, Terms, size_by_gram, size_of_formed
 from dpexp.privacy.bound import is_exact_enough, slack_of, upper_bound
 from dpexp.privacy.privatize import ClippedSum
-from dpexp.types import Key, Release
+from dpexp.types import Key, Release, Size
 
 
 def chosen(entries, size):
@@ -96,6 +103,106 @@ def test_float32_norms_of_equal_entries_are_bounded_to_four_digits(size):
     values = torch.full((2, size), 1 / 3)
     got, expected = MaterializedGrads(values).norms_squared(), values.double().square().sum(1)
     assert ((got >= expected) & (got <= expected * (1 + 2e-4))).all()
+
+
+def factors(kind, of_x, of_dh):
+    """Return gradients whose factors are of some size, and literally: patches, and outputs."""
+    gen = torch.Generator().manual_seed(0)
+    positions = {"linear": 2, "linear, formed": 40}
+    if kind in positions:
+        x, dh = (s * torch.randn(3, positions[kind], 8, generator=gen) for s in (of_x, of_dh))
+        return FactoredGrads(LinearWeight(), x, dh), x.double(), dh.double()
+    if kind == "vectors":
+        x, dh = of_x * torch.randn(3, 1, 8, generator=gen), of_dh * torch.randn(3, 1, 8)
+        return FactoredGrads(LinearWeight(is_plain=True), x, dh), x.double(), dh.double()
+    sizes = {"convolution": ((16, 3, 3), (8, 3, 3)), "convolution, formed": ((2, 9, 9), (2, 9, 9))}
+    x, dh = (
+        s * torch.randn(3, *size, generator=gen)
+        for s, size in zip((of_x, of_dh), sizes[kind], strict=True)
+    )
+    at = Geometry((3, 3), (1, 1), (1, 1), (1, 1), 1)
+    patches = nn.functional.unfold(x.double(), 3, padding=1).mT
+    return FactoredGrads(Conv2dMatrix(at), x, dh), patches, dh.double().flatten(2).mT
+
+
+UNDERFLOWING = [(1e-23, 1e-23), (1e-23, 1e12), (1e-19, 1e-19), (1e-12, 1e-11), (1.0, 1e-23)]
+
+
+@pytest.mark.parametrize(("of_x", "of_dh"), UNDERFLOWING)
+@pytest.mark.parametrize(
+    "kind", ["vectors", "linear", "linear, formed", "convolution", "convolution, formed"]
+)
+def test_sizes_are_bounds_where_squares_or_products_underflow(kind, of_x, of_dh):
+    """As float32's do below 1e-38."""
+    grads, x, dh = factors(kind, of_x, of_dh)
+    exact = dh.mT @ x
+    terms = (torch.linalg.vector_norm(x, dim=2) * torch.linalg.vector_norm(dh, dim=2)).sum(1)
+    each = dh[:, :, :, None] * x[:, :, None]
+    flushed = each.masked_fill(each.abs() >= torch.finfo(torch.float32).tiny, 0).abs().sum(1)
+    for size in (grads.rule.size(grads.x, grads.dh), grads.measured()[0]):
+        assert (size.squares >= exact.square().sum((1, 2))).all()
+        if size.energy is not size.squares:
+            assert (size.energy.sqrt() >= terms).all()
+            lost = torch.linalg.vector_norm(flushed, dim=(1, 2))
+            assert (size.floor + 1e-4 * size.energy.sqrt() >= lost).all()
+    formed = grads.materialize()
+    size, _ = MaterializedGrads(formed).measured()
+    assert (size.squares >= formed.double().flatten(1).square().sum(1)).all()
+
+
+def test_products_of_gram_matrices_that_overflow_below_zero_are_no_small_norm():
+    """Those on the diagonal may just not, by rounding."""
+    most = torch.finfo(torch.float32).max
+    product = torch.tensor([[[most, -math.inf], [-math.inf, most]]])
+    ones = torch.ones(1, dtype=torch.float64)
+    assert size_by_gram(product, Terms(ones, ones, ones), 8).squares.tolist() == [math.inf]
+
+
+def test_the_terms_of_all_groups_of_a_convolution_count():
+    x, dh = torch.randn(3, 8, 5, 5), torch.randn(3, 4, 5, 5)
+    found = Conv2dMatrix(Geometry((3, 3), (1, 1), (1, 1), (1, 1), 4)).terms(x, dh)
+    patches = nn.functional.unfold(x.double(), 3, padding=1).view(3, 4, 18, 25).norm(dim=2)
+    literal = (patches * dh.double().flatten(2).abs()).sum(2).square().sum(1)
+    assert (found.energy >= literal).all() and (found.energy <= 1.001 * literal).all()
+
+
+@pytest.mark.parametrize("order", [*itertools.permutations([2.0**24, 1, -(2.0**24)])])
+def test_what_forming_a_gradient_loses_is_in_its_bound(order):
+    """Added up in another order, it is 1 in place of 0."""
+    dh = torch.tensor(order).view(1, 3, 1)
+    assert size_by_forming(LinearWeight(), torch.ones(1, 3, 1), dh).squares >= 1
+    nothing, taken = torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
+    terms = Terms(energy=nothing, floor=taken, unseen=nothing)
+    formed = size_of_formed(Size(nothing, nothing, nothing), terms, 3, torch.float32)
+    assert formed.squares >= 1  # all of it may have underflowed
+
+
+@pytest.mark.parametrize(("num", "positions"), [(EXAMPLES, 1), (32, TERMS // 32)])
+def test_a_product_adds_up_a_few_terms_and_float64_the_products(num, positions):
+    """Beside 2^30, float32 loses 64."""
+    dh = torch.zeros(2 * num, positions, 1)
+    dh[0, 0], dh[num:] = 2.0**30, 64 / num / positions
+    total = torch.zeros(1, 1, dtype=torch.float64)
+    grads = FactoredGrads(LinearWeight(), torch.ones(2 * num, positions, 1), dh)
+    grads.add_to(total, torch.ones(2 * num))
+    assert float(total) == 2**30 + 64
+
+
+def test_positions_of_one_example_are_added_up_a_few_at_a_time():
+    dh = torch.full((1, 2 * TERMS, 1), 64 / TERMS)
+    dh[0, :TERMS] = torch.eye(TERMS, 1) * 2.0**30
+    total = torch.zeros(1, 1, dtype=torch.float64)
+    FactoredGrads(LinearWeight(), torch.ones_like(dh), dh).add_to(total, torch.ones(1))
+    assert float(total) == 2**30 + 64
+
+
+def test_what_a_weight_takes_below_the_least_normal_number_is_within_the_floor():
+    """A processor may flush it to zero."""
+    least = torch.finfo(torch.float32).tiny
+    values = torch.full((2, 1000), least)
+    size, _ = MaterializedGrads(values).measured()
+    assert (size.floor >= torch.linalg.vector_norm(values.double() / 2, dim=1)).all()
+    assert not is_exact_enough(size, least * 2**27).any()
 
 
 class Largest(TorchDispatchMode):

@@ -83,6 +83,39 @@ def test_sums_over_many_micro_batches_lose_what_a_few_hundred_examples_lose(micr
     assert sums.sums[A].dtype == torch.float64 and sums.counts.examples == taken
 
 
+def test_more_examples_at_once_than_float32_adds_up_closely_are_summed_in_float64():
+    """Beside 2^30, float32 loses the 64 of each product."""
+    values = torch.cat([torch.full((1, 1), 2.0**30), torch.zeros(63, 1), torch.ones(NARROW, 1)])
+    sums = ClippedSum({A: (1,)}, (Release("gradient", 1, 2.0**40),), torch.empty(0))
+    sums.take({A: MaterializedGrads(values)})
+    sums.close_micro_batch(len(values))
+    assert float(sums.sums[A]) == 2**30 + NARROW
+
+
+@pytest.mark.parametrize(("other", "of_terms"), [(-0.8, 2.0**-10), (-0.999, 2.0**-24)])
+def test_the_room_for_rounding_is_a_share_of_the_terms_and_not_of_what_they_leave(other, of_terms):
+    """Rounding is of either position. Where they cancel to a thousandth, it is float64's."""
+    h = torch.tensor([[[1.0, 0, 0, 0], [other, 0, 0, 0]]])
+    grads = FactoredGrads(LinearWeight(), torch.full((1, 2, 4), 5e3), h)
+    sums = ClippedSum({A: (4, 4)}, RELEASES, torch.empty(0))
+    sums.take({A: grads})
+    sums.close_micro_batch(1)
+    left, terms = 1e4 * (1 + float(h[0, 1, 0])), 1e4 * (1 - float(h[0, 1, 0]))
+    if other == -0.8:
+        bound = float(grads.norms_squared().sqrt()) + of_terms * terms
+    else:
+        bound = left * (1 + 2.0**-10) + of_terms * terms
+    assert float(sums.sums[A].norm()) == pytest.approx(left * 2 / bound, rel=2e-5)
+
+
+@pytest.mark.parametrize("clip_norm", [2e-26, 1e-27, 0.9e-27, 1e-35])
+def test_a_weight_below_float32s_least_normal_number_still_clips(clip_norm):
+    sums = ClippedSum({A: (3,)}, (Release("gradient", 3, clip_norm),), torch.empty(0))
+    sums.take({A: MaterializedGrads(torch.tensor([[1e18, 0, 0]]))})
+    sums.close_micro_batch(1)
+    assert 0.99 * clip_norm <= float(sums.sums[A].norm()) <= clip_norm
+
+
 def test_a_coordinate_is_clipped_at_the_bound_and_not_at_the_next_float32():
     assert float(torch.tensor(0.1)) > 0.1
     _, clipped = clip_coordinates(torch.tensor([[5.0, -5.0, 0.05]]), 0.1)

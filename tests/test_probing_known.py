@@ -1,5 +1,7 @@
 """A network of ours is tried once in a process, unless something was done to it."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -9,6 +11,7 @@ from dpexp.grad_sample import shared_inputs
 from dpexp.grad_sample.hooking import hook_at_parent, hooked_at_parent
 from dpexp.models.cnn import CNN
 from dpexp.training.probing import check, known
+from dpexp.training.probing.made_up import make_up
 from dpexp.training.train import first_look
 from dpexp.types import ConfigError
 from tests.steps import CPU, composed
@@ -105,3 +108,46 @@ def test_another_mode_shape_or_precision_is_tried():
     for count, each in enumerate([parts, *others], 1):
         assert first_look(each, CPU) is None
         assert len(known._FOUND) == count
+
+
+def one_less(parts, say):
+    say["parameters"] = say["parameters"][:-1]
+
+
+def another_loss(parts, say):
+    say["loss"] = lambda outputs, targets: outputs.mean()
+
+
+def a_weight_frozen(parts, say):
+    parts.model.head.weight.requires_grad_(False)
+
+
+def another_device(parts, say):
+    say["device"] = torch.device("meta")
+
+
+def other_examples(parts, say):
+    say["examples"].crowd.inputs.add_(1)
+
+
+@pytest.mark.parametrize(
+    "change", [one_less, another_loss, a_weight_frozen, another_device, other_examples]
+)
+def test_whatever_decides_a_check_is_in_the_key(change):
+    parts = built()
+    model, task = parts.model, parts.task
+    say = {
+        "parameters": parts.method.trainable(model),
+        "examples": make_up(task, model, CPU, torch.float32),
+        "loss": task.loss,
+        "device": CPU,
+    }
+
+    def key():
+        asked = replace(task, loss=say["loss"])
+        return known.key_of(model, say["parameters"], asked, say["examples"], say["device"])
+
+    before = key()
+    assert key() == before is not None
+    change(parts, say)
+    assert key() != before

@@ -211,6 +211,18 @@ def test_adding_one_example_moves_the_release_by_at_most_the_declared_sensitivit
     assert moved <= release.sensitivity * release.clip_norm * (1 + 1e-9)
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"kappa": None}, {**UNSPARSIFIED, "bound": "example"}], ids=str
+)
+def test_a_certificate_is_held_to_the_sensitivity_that_is_declared(options):
+    settings = {"kappa": 3, "bound": "box", **options, "batch_size": 5, "xi": XI}
+    config = {"method": settings, "privacy": {"clip_norm": XI}}
+    (stated,) = Compressive.stated_releases(config, SIZE)
+    method = make(**options, batch_size=5)
+    (declared,) = method.releases(method.start(Regression()), XI)
+    assert stated.sensitivity == pytest.approx(declared.sensitivity, rel=1e-12)
+
+
 def test_one_example_among_many_can_change_every_entry_that_is_kept():
     """Why the declared sensitivity does not fall with the number of examples."""
     num, kappa = 1002, 3

@@ -118,6 +118,15 @@ def test_noise_is_the_l1_sensitivity_over_a_steps_epsilon():
     assert make(pair, full, eps=5.0).noise_multiplier == pytest.approx(10.0 / 0.5)
 
 
+def test_the_certificate_of_two_releases_with_noise_for_their_root_of_squares_is_refused():
+    """In l1 their sensitivities add up."""
+    certificate = certify(make((*RELEASES, Release("more", 5, 0.5, 4.0, "laplace", "coordinates"))))
+    verify(certificate)
+    certificate["noise_multiplier"] *= math.hypot(6.0, 4.0) / (6.0 + 4.0)
+    with pytest.raises(PrivacyError, match="above the target"):
+        verify(certificate)
+
+
 def test_less_noise_at_some_steps_is_costed():
     mechanism = make(sizes=SIZES | {"batch_size": 1000}, eps=5.0)
     assert mechanism.epsilon_at([1.0] * 10) == mechanism.epsilon(10)

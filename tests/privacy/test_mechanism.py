@@ -10,6 +10,7 @@ import torch
 
 from dpexp.privacy import PrivacyError, build, num_steps, verify
 from dpexp.privacy import certificate as words
+from dpexp.privacy.certificate import bands_of
 from dpexp.privacy.pld import Part, gaussian_epsilon
 from dpexp.privacy.releases import effective_multiplier, shared_multiplier
 from dpexp.privacy.seeds import new_secret
@@ -48,6 +49,22 @@ def test_two_releases_of_a_step_cost_root_two_and_one_draw():
     certificate = certify(pair)
     verify(certificate)
     assert [release["dimension"] for release in certificate["releases"]] == [50, 950]
+
+
+def test_a_certificate_with_too_little_noise_on_a_count_is_refused():
+    count = Release("count", 1, 1.0, 0.5, clip="count", noise_multiplier=10.0)
+    certificate = certify(make((PAIR[0], count)))
+    verify(certificate)
+    certificate["releases"][1]["noise_multiplier"] = 1.0
+    with pytest.raises(PrivacyError, match="above the target"):
+        verify(certificate)
+
+
+def test_noise_that_reaches_further_than_its_bands_is_refused():
+    correlation = {"bands": 2, "coefficients": [0.8, 0.5, 0.3]}
+    with pytest.raises(PrivacyError, match="at most 2 coefficients"):
+        bands_of(correlation)
+    assert bands_of({**correlation, "bands": 3}) == 3
 
 
 @pytest.mark.parametrize("own", [[], [(0.5, 0.5)], [(0.5, 10.0), (1.0, 3.0)]])
