@@ -16,6 +16,7 @@ from torch import Tensor
 
 from dpexp.grad_sample.chunks import over_chunks
 from dpexp.grad_sample.rounding import (
+    AT_ONCE,
     EXAMPLES,
     Terms,
     add_,
@@ -51,9 +52,15 @@ class MaterializedGrads:
         """Add the blocks, times their weights [n] (None: all ones), to `total`."""
         if weights is None:
             weights = self.values.new_ones(len(self.values))
-        slices = (self.values.split(EXAMPLES), weights.to(self.values.dtype).split(EXAMPLES))
-        for values, some in zip(*slices, strict=True):
-            add_(total, _weighted_sum(values, some, self._is_transposed()).view_as(total))
+        is_transposed = self._is_transposed()
+        held = self.values.mT if is_transposed else self.values
+        into = total.mT if is_transposed else total
+        rows, weights = as_rows(held), weights.to(held.dtype)
+        # Several products at once where their sums are small, and one by one where they are large.
+        num = EXAMPLES * max(1, AT_ONCE // max(1, rows.shape[1]))
+        for values, some in zip(rows.split(num), weights.split(num), strict=True):
+            for part in _weighted_sums(values, some, total.dtype):
+                add_(into, part.view_as(into))
 
     def materialize(self) -> Tensor:
         """Return the vectors, [n, ...]."""
@@ -71,10 +78,22 @@ class MaterializedGrads:
         return self.values.ndim == 3 and self.values.mT.is_contiguous()
 
 
-def _weighted_sum(values: Tensor, weights: Tensor, is_transposed: bool) -> Tensor:
-    if is_transposed:
-        return torch.tensordot(weights, values.mT, dims=1).mT
-    return torch.tensordot(weights, values, dims=1)
+def _weighted_sums(rows: Tensor, weights: Tensor, dtype: torch.dtype) -> Iterator[Tensor]:
+    """Yield tensors [numbers] that add up to the rows [n, numbers] times their weights [n].
+
+    A product adds up at most `EXAMPLES` rows; several are added in the total's precision.
+    """
+    whole = len(rows) // EXAMPLES * EXAMPLES
+    if whole == EXAMPLES:
+        yield weights[:whole] @ rows[:whole]
+    elif whole:
+        of_products = (
+            weights[:whole].view(-1, 1, EXAMPLES),
+            rows[:whole].unflatten(0, (-1, EXAMPLES)),
+        )
+        yield torch.bmm(*of_products).sum((0, 1), dtype=dtype)
+    if whole < len(rows):
+        yield weights[whole:] @ rows[whole:]
 
 
 class FactoredRule(Protocol):
