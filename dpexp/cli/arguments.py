@@ -44,6 +44,7 @@ def split(
         ConfigError: for an invalid value, a word with two values, or one that is not WORD=VALUE.
     """
     require_once(words, names)
+    errors.own_words[:] = readers
     own, overrides = {}, []
     for word in words:
         key, equals, _ = word.partition("=")
@@ -213,3 +214,4 @@ def exit_code_of(
     finally:
         log.setLevel(level)
         warnings.showwarning = shown
+        errors.own_words.clear()

@@ -166,11 +166,16 @@ def explain(error: Exception) -> str:
     return line
 
 
+own_words: list[str] = []
+"""Words of the program that is running, which are no settings of a run."""
+
+
 def unknown_key(place: str, node: Mapping[Any, Any]) -> str:
     """Return the error for an unknown key, with valid keys and deeper ones of the same name."""
     tree: Any = OmegaConf.to_container(node) if isinstance(node, DictConfig) else node
     valid = [str(key) for key in tree if key != "hydra"]
     if "." not in place:  # groups without a choice are not in the config, but are valid
+        valid = [*own_words, *valid]
         valid += [group for group in GROUPS.findall(HELP.read_text()) if group not in valid]
     leaf = place.rpartition(".")[2]
     deeper = [f"{k}.{leaf}" for k, v in tree.items() if isinstance(v, dict) and leaf in v]
