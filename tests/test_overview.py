@@ -63,15 +63,17 @@ def test_one_bar_adds_up_the_parts_of_all_runs_and_lines_stand_above_it():
         assert shown().split("\r")[-2].strip() == ""
 
 
-def test_where_there_is_no_terminal_runs_write_their_own_lines(capsys, monkeypatch):
+def test_where_there_is_no_terminal_runs_show_their_own_parts(capsys, monkeypatch):
     for stream in (io.StringIO(), None):
         monkeypatch.setattr(sys, "stderr", stream)
         overview = Overview(4)
-        assert overview.prepare is None
+        assert overview.prepare is progress.tell_lines
         overview.at("first", 0.25)
+        for _ in range(2):  # runs, of one warning
+            overview.say("warning: few examples")
         overview.report("[1/4] first")
         overview.close()
-        assert stream is None or stream.getvalue() == ""
+        assert stream is None or stream.getvalue() == "warning: few examples\n"
     assert capsys.readouterr().out == "[1/4] first\n" * 2
 
 

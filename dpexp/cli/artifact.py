@@ -193,6 +193,9 @@ def _main(words: Sequence[str]) -> int:
         *cells.untried(artifact, request.profile, to_do),
     ):
         print(f"note: {line}", file=sys.stderr)
+    if artifact.alone and request.workers not in (None, 1):
+        line = f"workers={request.workers} has no effect: {artifact.name} measures time, run by run"
+        print(f"note: {line}", file=sys.stderr)
     if request.is_plan:
         _print_plan(request, artifact, picked, results)
         return 0

@@ -16,13 +16,16 @@ from dpexp.training.progress import (
     is_terminal,
     say,
     tell,
+    tell_lines,
 )
 
 FORMAT = "{percentage:3.0f}% |{bar}| {n:.1f} of {total} runs  {remaining} left"
 
 
 class Overview:
-    """A bar on a terminal; elsewhere nothing, since each run writes a line now and then there.
+    """A bar on a terminal; elsewhere none, since each run writes a line now and then there.
+
+    What several runs say alike, as warnings, is said once.
 
     Args:
         total: number of runs.
@@ -32,9 +35,10 @@ class Overview:
     def __init__(self, total: int, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr or io.StringIO()  # None if Python began without one
         shows = is_terminal(self._stream)
-        self.prepare = tell if shows else None
-        """What a process calls with a function that hands things on; None if it shows its own."""
+        self.prepare = tell if shows else tell_lines
+        """What a process calls with a function that hands things on."""
         self._parts: dict[str, float] = {}
+        self._said: set[str] = set()
         # Over the whole time, since runs differ: a rate of the last ones would jump.
         self._bar = tqdm(
             total=total,
@@ -61,7 +65,9 @@ class Overview:
 
     def say(self, line: str) -> None:
         """Print what a run says to standard error, above the bar."""
-        say(line)
+        if line not in self._said:
+            self._said.add(line)
+            say(line)
 
     def report(self, line: str) -> None:
         """Print a line to standard output, above the bar."""

@@ -55,15 +55,23 @@ Tell = Callable[[float | str], None]
 TELL_EVERY = 0.5
 """Seconds between two parts that are told (ours)."""
 
-_tell: Tell | None = None
+_tell_part: Tell | None = None
+_tell_line: Tell | None = None
 
 tqdm.set_lock(threading.RLock())  # tqdm's own uses a semaphore, which a killed run leaks
 
 
 def tell(other: Tell) -> None:
     """Have another process show what this one would: how far its run is, and its lines."""
-    global _tell
-    _tell = other
+    global _tell_part
+    tell_lines(other)
+    _tell_part = other
+
+
+def tell_lines(other: Tell) -> None:
+    """Have another process show this one's lines, but for how far its run is."""
+    global _tell_line
+    _tell_line = other
 
 
 def is_terminal(stream: TextIO) -> bool:
@@ -103,8 +111,8 @@ def folded(text: str, stream: TextIO) -> str:
 
 def say(line: str) -> None:
     """Print a line to standard error, above a bar and as wide as the terminal."""
-    if _tell is not None:
-        _tell(line)
+    if _tell_line is not None:
+        _tell_line(line)
         return
     stream = sys.stderr or io.StringIO()
     with above_bar(stream):
@@ -120,8 +128,8 @@ class LogHandler(logging.StreamHandler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a message."""
-        if _tell is not None:
-            _tell(super().format(record))
+        if _tell_line is not None:
+            _tell_line(super().format(record))
             return
         with above_bar(self.stream):
             super().emit(record)
@@ -240,15 +248,15 @@ class Progress:
     def _show_if_due(self) -> None:
         now = time.perf_counter()
         every = REDRAW if self._has_bar else max(LINE_EVERY, (now - self._began) / 50)
-        every = every if _tell is None else TELL_EVERY
+        every = every if _tell_part is None else TELL_EVERY
         if now - self._drawn >= max(every, self._cost / DRAWING):
             self._show()
 
     def _show(self) -> None:
         began = time.perf_counter()
         with ignoring_output_errors():
-            if _tell is not None:
-                _tell(min((self._step + self._part) / max(self._total, 1), 1.0))
+            if _tell_part is not None:
+                _tell_part(min((self._step + self._part) / max(self._total, 1), 1.0))
             elif self._has_bar:
                 self._draw()
             else:

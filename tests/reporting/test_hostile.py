@@ -67,6 +67,8 @@ def more(name, text):
     return apply
 
 
+HTML = "<script>alert(1)</script><img src=x onerror=alert(1)> [here](javascript:alert(1)) `a` |"
+
 UNREADABLE = {
     **{
         f"deep {n}": put(n, '{"a":' * DEEP + "1" + "}" * DEEP)
@@ -95,9 +97,10 @@ UNREADABLE = {
     "a loop of links": replaced("privacy.json", lambda path: path.symlink_to(path)),
     "an endless device": replaced("metrics.jsonl", lambda path: path.symlink_to("/dev/zero")),
     "lines of no dicts": put("metrics.jsonl", "1\n2\n"),
+    "releases of no dicts": edit("privacy.json", releases=[1]),
+    "an epsilon of words": edit("privacy.json", epsilon={"prv": HTML, "rdp": 9.0}),
+    "a list for a dict": edit("privacy.json", epsilon=[1.0]),
 }
-
-HTML = "<script>alert(1)</script><img src=x onerror=alert(1)> [here](javascript:alert(1)) `a` |"
 
 REFUSED = {
     "a count of 10^12": edit("privacy.json", steps=10**12, noise_draws=10**12),
@@ -110,9 +113,6 @@ REFUSED = {
     "a number for a name": edit("result.json", metric=7),
     "a list for a name": edit("result.json", metric=["test_accuracy"]),
     "a device of HTML": edit("result.json", device=[HTML]),
-    "releases of no dicts": edit("privacy.json", releases=[1]),
-    "an epsilon of words": edit("privacy.json", epsilon={"prv": HTML, "rdp": 9.0}),
-    "a list for a dict": edit("privacy.json", epsilon=[1.0]),
     "names of HTML": edit("privacy.json", trainable={HTML: 10}),
     "a large key": edit("privacy.json", **{"k" * 19_000: 1}),
 }
@@ -147,7 +147,7 @@ def test_a_record_that_cannot_be_read_is_one_line_and_the_rest_is_built(how, bui
     victim, shown = built(UNREADABLE[how])
     text = markdown.markdown(shown)
     (line,) = lines_on(victim, text)
-    assert "damaged" in line and len(line) < 400
+    assert "damaged" in line and len(line) < 400 and "<script" not in text
     values = shown.values
     assert values["better", "eps2"].num_seeds == 1 and values["better", "eps4"].num_seeds == 2
 

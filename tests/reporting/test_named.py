@@ -48,7 +48,8 @@ def own(tmp_path):
         path = tmp_path / "conf" / "artifact" / "mine" / f"{name}.yaml"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-        return ["paper=mine", "--config-dir", str(tmp_path / "conf"), f"results={tmp_path / 'r'}"]
+        words = ["paper=mine", "--config-dir", str(tmp_path / "conf"), f"results={tmp_path / 'r'}"]
+        return [*words, "workers=1"]  # in this process, whose output is looked at
 
     return written
 

@@ -31,8 +31,8 @@ class Board(Protocol):
     """Shows how far runs are."""
 
     @property
-    def prepare(self) -> Prepare | None:
-        """What is called in each process; None where a run shows its own progress."""
+    def prepare(self) -> Prepare:
+        """What is called in each process with a function that hands things on."""
 
     def at(self, run: str, part: float) -> None:
         """Show that a part of a run is done.
