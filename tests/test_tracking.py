@@ -251,6 +251,7 @@ def test_a_dashboard_that_does_not_answer_is_left_alone(tmp_path, monkeypatch):
 
 
 def test_a_dashboard_that_cannot_start_is_warned_of_in_one_line(tmp_path, monkeypatch):
+    pytest.importorskip("wandb").teardown()  # it reads its environment as it starts
     monkeypatch.setenv("WANDB_MODE", "bogus")  # which wandb reads though it is told another
     with pytest.warns(UserWarning, match="wandb failed: ") as said:
         with Tracker(config(mode="offline"), tmp_path) as tracker:

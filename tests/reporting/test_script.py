@@ -26,6 +26,11 @@ def test_a_table_with_overrides_never_takes_the_place_of_the_one_without(
     assert (tmp_path / "mine" / "embedded" / "rgp" / "table3.md").is_file()
 
 
+def test_a_table_that_measures_time_says_that_its_runs_are_done_one_by_one(tmp_path, capsys):
+    assert artifact.main(["table1", "run=false", "workers=2", f"results={tmp_path}"]) == 0
+    assert "workers=2 has no effect: table1 measures time" in capsys.readouterr().err
+
+
 def test_a_table_of_runs_is_not_lost_to_one_of_none(tmp_path, capsys):
     numbers = tmp_path / "embedded" / "rgp" / "table3.csv"
     words = ["table3", "run=false", f"results={tmp_path}"]
