@@ -30,8 +30,9 @@ def number(jobs: Sequence[Job], asked: int | None) -> int:
     if asked is None:
         room = memory.room_mb(torch.device("cpu"), 1)
         fitting = cores() if room is None else int(room // MEMORY_MB)
-        one_rank = all((job.config or {}).get("ranks", 1) in (1, "auto") for job in jobs)
-        shares = one_rank and not torch.cuda.is_available()
+        configs = [job.config or {} for job in jobs]
+        has_gpu = torch.cuda.is_available() and any(c.get("device") != "cpu" for c in configs)
+        shares = not has_gpu and all(c.get("ranks", 1) in (1, "auto") for c in configs)
         asked = max(1, min(cores(), fitting)) if shares else 1
     return min(asked, len(jobs))
 
