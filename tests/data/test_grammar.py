@@ -84,6 +84,7 @@ def test_every_text_is_the_one_that_records_of_runs_are_of(name):
     assert hashlib.sha256(text.encode()).hexdigest() == WRITTEN[name]
 
 
+@pytest.mark.long
 def test_texts_do_not_depend_on_how_a_process_orders_its_sets():
     code = (
         "from dpexp.data.grammar import GRAMMARS, draw\n"

@@ -69,6 +69,7 @@ def test_what_no_hub_has_is_not_asked_of_one(tmp_path):
     assert "hub could not" not in str(raised.value) and "network" not in str(raised.value)
 
 
+@pytest.mark.long
 def test_a_hub_that_never_answers_is_given_up_within_ten_seconds(conf, tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     with socket.socket() as silent:
