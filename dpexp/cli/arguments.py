@@ -44,7 +44,7 @@ def split(
         ConfigError: for an invalid value, a word with two values, or one that is not WORD=VALUE.
     """
     require_once(words, names)
-    errors.own_words[:] = readers
+    errors.own_words += readers  # a program may read its words in two parts
     own, overrides = {}, []
     for word in words:
         key, equals, _ = word.partition("=")

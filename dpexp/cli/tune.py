@@ -37,7 +37,7 @@ from pathlib import Path
 
 from filelock import lock_descriptor
 
-from dpexp.cli import folders, groups, lookup, search
+from dpexp.cli import errors, folders, groups, lookup, search
 from dpexp.cli.arguments import changing, exit_code_of, split, truth
 from dpexp.cli.artifact import is_picked, parse
 from dpexp.cli.composition import compose
@@ -94,7 +94,9 @@ def _main(attempt: Attempt, words: Sequence[str]) -> int:
     own, rest = split([word for word in words if "=" in word], {"anew": truth})
     request = parse([*named, *rest])
     if wrong := changing(request.overrides):
-        raise ConfigError(f"Expected overrides that do not change results; got {' '.join(wrong)}.")
+        near = errors.nearest(wrong[0].partition("=")[0], errors.own_words)
+        got = " ".join(wrong)
+        raise ConfigError(f"Expected overrides that do not change results; got {got}.{near}")
     artifact = spec.load(groups.CONF, request.paper, request.artifact, request.own)
     if lacking := lacks(artifact, request.profile):
         print(lacking)

@@ -26,6 +26,12 @@ def test_a_table_with_overrides_never_takes_the_place_of_the_one_without(
     assert (tmp_path / "mine" / "embedded" / "rgp" / "table3.md").is_file()
 
 
+def test_a_mistyped_word_of_tuning_is_told_of_with_its_words(capsys):
+    for word, meant in {"annew=true": "anew", "sedes=0": "seeds"}.items():
+        assert tune.main(["table3", word]) == 2
+        assert capsys.readouterr().err.endswith(f"got {word}. Did you mean {meant}?\n")
+
+
 def test_a_table_that_measures_time_says_that_its_runs_are_done_one_by_one(tmp_path, capsys):
     assert artifact.main(["table1", "run=false", "workers=2", f"results={tmp_path}"]) == 0
     assert "workers=2 has no effect: table1 measures time" in capsys.readouterr().err

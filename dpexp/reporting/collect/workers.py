@@ -86,7 +86,7 @@ class Worker:
         """Wait for what the process tells next: a part of the run, a line, or the run's end."""
         try:
             return self.pipe.recv()
-        except (EOFError, ConnectionError):
+        except (EOFError, OSError):  # the latter where it died within a message
             self._process.join()
             return Ended(None)
 
@@ -180,7 +180,9 @@ def side_by_side(
             while queue or running:
                 while idle and queue:
                     job = queue.pop()
-                    if not report.is_hopeless(job):
+                    if report.is_hopeless(job):
+                        board.at(job.run_id, 1.0)
+                    else:
                         worker = idle.pop()
                         worker.begin(job)
                         running[worker.pipe] = worker, job, time.perf_counter()
@@ -190,7 +192,6 @@ def side_by_side(
                     if not isinstance(told, Ended):
                         board.say(told) if isinstance(told, str) else board.at(job.run_id, told)
                         continue
-                    board.at(job.run_id, 1.0)
                     del running[pipe]
                     reason = told.reason
                     if reason is None:
@@ -198,7 +199,9 @@ def side_by_side(
                         build.save(log_path(results, job.config or {}, job.run_id), reason + "\n")
                         worker = Worker(execute, results, board.prepare)
                     idle.append(worker)
-                    if reason.startswith(build.BUSY):
+                    is_busy = reason.startswith(build.BUSY)
+                    board.at(job.run_id, 0.0 if is_busy else 1.0)
+                    if is_busy:
                         busy.append(job)
                     else:
                         report.ended(job, reason, time.perf_counter() - start)
