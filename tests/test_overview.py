@@ -93,3 +93,13 @@ def test_as_many_runs_go_side_by_side_as_cores_and_memory_hold(tmp_path, monkeyp
     little.write_text("MemAvailable:    1000 kB\n")
     monkeypatch.setattr(memory, "MEMINFO", little)
     assert many.number(runs(100), None) == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no affinity")
+def test_cores_are_those_that_this_process_may_use():
+    whole = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(whole)})
+        assert cores.__wrapped__() == 1
+    finally:
+        os.sched_setaffinity(0, whole)

@@ -1,5 +1,6 @@
 """The command line: its own words, overrides, and mistakes in one line with exit code 2."""
 
+import json
 import re
 from pathlib import Path
 
@@ -160,6 +161,17 @@ def test_a_launcher_does_the_same_runs_as_this_process(tmp_path, capsys, program
     assert out.splitlines()[-1] == str(tmp_path / "embedded" / "rgp" / "table3.tex")
     assert artifact.main([*words, "plan=true"]) == 0
     assert "2 runs: 2 done, 0 to do" in capsys.readouterr().out
+
+
+def test_runs_side_by_side_are_the_runs_of_one_process(tmp_path, capsys):
+    weights = []
+    for workers in ("1", "2"):
+        words = ["table3", "rows=svhn-rgp,svhn-dpsgd", "columns=eps2", "seeds=0", "epochs=0.2"]
+        assert artifact.main([*words, f"workers={workers}", f"results={tmp_path / workers}"]) == 0
+        assert "[2/2]" in capsys.readouterr().out
+        results = (tmp_path / workers / "embedded" / "runs").glob("*/result.json")
+        weights.append({json.loads(each.read_text())["weights_sha256"] for each in results})
+    assert weights[0] == weights[1] and len(weights[0]) == 2
 
 
 def test_a_mistake_in_an_override_is_one_line_and_leaves_the_table_alone(tmp_path, capsys):
