@@ -137,6 +137,9 @@ def test_a_path_that_is_no_finished_run_is_one_line_and_exit_code_2(run_dir, tmp
     [
         ("epsilon", 3.9, 'expected numbers by accountant, as {"prv": 7.9}; got 3.9'),
         ("epsilon", {"prv": "3.9"}, "expected numbers by accountant"),
+        ("deviations", 7, "expected a list of sentences; got 7"),
+        ("noise_multiplier", [1], "expected a number; got [1]"),
+        ("delta", "1e-4", "expected a number; got '1e-4'"),
         ("releases", {"clip_norm": 1.0}, "expected a list of releases"),
         ("trainable", ["head.weight"], "expected sizes by parameter"),
     ],

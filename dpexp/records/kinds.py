@@ -24,8 +24,13 @@ OF_CERTIFICATES = {
     "trainable": (dict, int, "sizes by parameter"),
     "frozen": (dict, int, "sizes by parameter"),
     "releases": (list, dict, "a list of releases, each with its sensitivity"),
+    "deviations": (list, object, "a list of sentences"),
 }
 """Of each entry of privacy.json that is made of others: its type, theirs, and both in words."""
+
+
+NUMBERS = ("q", "steps", "dataset_size", "noise_multiplier", "target_epsilon", "delta")
+"""Entries of privacy.json that are one number, or null."""
 
 
 def wrong_kind_of_certificate(privacy: Mapping[str, Any]) -> str:
@@ -41,6 +46,9 @@ def wrong_kind_of_certificate(privacy: Mapping[str, Any]) -> str:
         parts = got.values() if isinstance(got, dict) else got if isinstance(got, list) else ()
         if not isinstance(got, kind) or not all(isinstance(part, of) for part in parts):
             return f"{name}: expected {words}; got {got!r:.50}"
+    for name in NUMBERS:
+        if not isinstance(got := privacy.get(name), NUMBER) or isinstance(got, bool):
+            return f"{name}: expected a number; got {got!r:.50}"
     return ""
 
 
