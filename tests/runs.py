@@ -14,6 +14,7 @@ from torch import Tensor
 from dpexp import cli, records
 from dpexp.cli.command_line import with_words  # noqa: F401 (for tests)
 from dpexp.cli.config_cache import Configs
+from dpexp.distributed import cores
 from dpexp.distributed.ranks import Ranks
 from dpexp.records import read_mark
 from dpexp.training.train import train
@@ -33,6 +34,12 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def one_process(monkeypatch):
+    """Runs go one after another: processes take seconds to begin, and know no test's closures."""
+    monkeypatch.setattr(cores, "cores", lambda: 1)
 
 
 def execute(results, *words):

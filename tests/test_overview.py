@@ -12,7 +12,6 @@ import pytest
 from dpexp.cli import many
 from dpexp.distributed import memory
 from dpexp.distributed.cores import cores
-from dpexp.reporting.collect import cells
 from dpexp.training import progress
 from dpexp.training.overview import Overview
 from dpexp.training.progress import Progress
@@ -82,7 +81,7 @@ def test_where_there_is_no_terminal_runs_show_their_own_parts(capsys, monkeypatc
 
 
 def runs(num, **config):
-    return [cells.Job(("a", "b"), "name", (), seed, (), config) for seed in range(num)]
+    return [{**config, "seed": seed} for seed in range(num)]
 
 
 def test_as_many_runs_go_side_by_side_as_cores_and_memory_hold(tmp_path, monkeypatch):

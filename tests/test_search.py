@@ -10,7 +10,7 @@ from dpexp import cli
 from dpexp.cli import search, sweeps, tune
 from dpexp.types import ConfigError
 from tests.marks import some_long
-from tests.runs import one_thread  # noqa: F401
+from tests.runs import one_process, one_thread  # noqa: F401
 
 SHORT = ["profile=embedded", "method=dpsgd", "task=digits", "model=linear", "epochs=2"]
 SHORT += ["batch_size=360", "device=cpu"]

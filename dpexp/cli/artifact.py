@@ -325,7 +325,7 @@ def _run(
                 )
         elif to_do:
             is_mistake = may_mistake(request.overrides)
-            if (num := many.number(to_do, 1 if is_alone else request.workers)) > 1:
+            if (num := many.of_jobs(to_do, 1 if is_alone else request.workers)) > 1:
                 many.run([(to_do, num)], results, is_mistake)
             else:
                 build.run_missing(to_do, execute, results, stop_at_mistake=is_mistake)

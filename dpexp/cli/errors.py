@@ -218,6 +218,7 @@ REPORTED = {
     "dpexp.types": "ConfigError",
     "dpexp.records": "RecordError",
     "dpexp.privacy.certificate": "PrivacyError",
+    "dpexp.distributed.pool": "Died",
     "dpexp.distributed.ranks": "RankLost",
 }
 """By module, the errors that are the user's, or that say what they have to."""

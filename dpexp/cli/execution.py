@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -38,12 +38,12 @@ def execute(config: dict[str, Any]) -> Path:
     return records.locate(results, config)
 
 
-def execute_saying(config: dict[str, Any]) -> Path:
-    """Do what `execute` does, in a process of its own: a warning is a line there too."""
+def saying(do: Callable[[Any], Any], task: Any) -> Any:
+    """Do a task in a process of its own: a warning is a line there too."""
     from dpexp.cli import errors
 
     warnings.showwarning = errors.show_warning  # type: ignore[assignment]
-    return execute(config)
+    return do(task)
 
 
 def with_weights(config: dict[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from dpexp import records
 from dpexp.cli import groups
 from dpexp.cli.composition import plain
 from dpexp.cli.errors import unstarted
-from dpexp.cli.execution import execute_saying
+from dpexp.cli.execution import execute, saying
 from dpexp.cli.folders import searchpath
 from dpexp.reporting.collect import build
 from dpexp.reporting.schema import spec
@@ -38,7 +39,8 @@ def run_cell(config: Any) -> str:
         "", or the first line of the error.
     """
     cell = plain(config, HydraConfig.get().overrides.task)
-    return build.attempt(cell, records.run_id(cell), execute_saying, Path(cell["results"]))
+    do = partial(saying, execute)
+    return build.attempt(cell, records.run_id(cell), do, Path(cell["results"]))
 
 
 @contextmanager

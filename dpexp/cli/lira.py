@@ -12,6 +12,7 @@ weights must be those here. Its own words, each WORD=VALUE:
     eps=8             for the methods with noise
     profile=embedded  embedded, quick, short or paper
     name=NAME         of the files; the task's if left out
+    workers=2         models trained side by side; without it one a core, or one on a GPU
 
 Any other word is a Hydra override for every run. Writes
 results/<profile>/lira/<name>.{md,csv,png,svg}: a summary, the curves, the figure. Files of other
@@ -40,7 +41,7 @@ from dpexp import records
 from dpexp.attacks import lira
 from dpexp.attacks.lira import Attacked
 from dpexp.attacks.shadow import Shadow
-from dpexp.cli import composition, idle, lookup, verify
+from dpexp.cli import composition, idle, lookup, many, verify
 from dpexp.cli.arguments import (
     changing,
     exit_code_of,
@@ -53,6 +54,7 @@ from dpexp.cli.arguments import (
 )
 from dpexp.cli.execution import execute
 from dpexp.cli.parts import require_begin
+from dpexp.distributed.pool import Ended
 from dpexp.privacy.calibration import check_privacy
 from dpexp.reporting.render.style import COLOURS, DASHED, DPI, GREY, STYLE
 from dpexp.types import ConfigError, counted
@@ -75,7 +77,7 @@ class Request:
     """The parsed command line.
 
     Attributes:
-        methods, shadows, eps, profile, name: see the module.
+        methods, shadows, eps, profile, name, workers: see the module.
         overrides: the other words.
     """
 
@@ -84,12 +86,14 @@ class Request:
     eps: str = ""
     profile: str = "embedded"
     name: str = ""
+    workers: int | None = None
     overrides: tuple[str, ...] = ()
 
 
 READERS = {
     "methods": listed,
     "shadows": whole(lira.LEAST),
+    "workers": whole(1),
     "name": file_name,
     **dict.fromkeys(("eps", "profile"), text),
 }
@@ -126,11 +130,24 @@ def of_seeds(config: dict[str, Any], num: int) -> list[dict[str, Any]]:
     return [{**config, "seed": seed} for seed in range(num)]
 
 
+def train(configs: Sequence[dict[str, Any]], workers: int | None) -> None:
+    """Train the models that are not there, side by side."""
+
+    def take(_: str, ended: Ended, say: many.Say) -> None:
+        if ended.error is not None:
+            raise ended.error
+
+    missing = {records.run_id(config): config for config in configs
+               if not records.find(config["results"], config)}  # fmt: skip
+    if missing:
+        many.each(execute, missing, many.number([*missing.values()], workers), take)
+
+
 def shadows(config: dict[str, Any], num: int) -> Attacked:
-    """Train or look up a method's models and attack each with the others."""
+    """Look up a method's models and attack each with the others."""
     accuracies, masks, values, privacy = [], [], [], []
     for shadow in of_seeds(config, num):
-        directory = execute(shadow)
+        directory = records.locate(shadow["results"], shadow)
         record = verify.require(directory)
         result = record.result
         privacy.append(record.privacy)
@@ -338,9 +355,11 @@ def _main(words: Sequence[str]) -> int:
                 check_privacy(config["privacy"], config["task"]["dataset_size"])
     _warn_of_idle(request, configs)
     require_begin(config for config in configs if not _is_done(config, request.shadows))
-    lookup.require_here(run for config in configs for run in of_seeds(config, request.shadows))
+    runs = [run for config in configs for run in of_seeds(config, request.shadows)]
+    lookup.require_here(runs)
     page = files(request, configs[0])[0]
     require_kept(page, is_of(page, request, configs))
+    train(runs, request.workers)
     attacked = [shadows(config, request.shadows) for config in configs]
     print(*write(request, configs, attacked), sep="\n")
     return 0

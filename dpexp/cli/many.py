@@ -1,25 +1,33 @@
-"""Do the runs of tables and figures side by side, with one bar for all of them."""
+"""Do runs side by side, with one bar for all of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
+from dpexp.distributed.pool import Ended, Pool
 from dpexp.reporting.collect import build, workers
 from dpexp.reporting.collect.cells import Job
 
 MEMORY_MB = 4000
 """Megabytes that a run may take (ours): the tables' runs of real data take up to that on a CPU."""
 
+Key = TypeVar("Key")
 
-def number(jobs: Sequence[Job], asked: int | None) -> int:
+Say = Callable[[str], None]
+"""Prints a line to standard output, above a bar."""
+
+
+def number(configs: Sequence[Mapping[str, Any]], asked: int | None) -> int:
     """Return how many of some runs to do side by side.
 
     One a core, as far as memory goes; one where there is a GPU or where a run has several ranks.
 
     Args:
-        jobs: the runs.
+        configs: the runs'.
         asked: by the user, >= 1; None if they leave it open.
     """
     import torch  # only where runs are missing
@@ -30,11 +38,15 @@ def number(jobs: Sequence[Job], asked: int | None) -> int:
     if asked is None:
         room = memory.room_mb(torch.device("cpu"), 1)
         fitting = cores() if room is None else int(room // MEMORY_MB)
-        configs = [job.config or {} for job in jobs]
         has_gpu = torch.cuda.is_available() and any(c.get("device") != "cpu" for c in configs)
         shares = not has_gpu and all(c.get("ranks", 1) in (1, "auto") for c in configs)
         asked = max(1, min(cores(), fitting)) if shares else 1
-    return min(asked, len(jobs))
+    return min(asked, len(configs))
+
+
+def of_jobs(jobs: Sequence[Job], asked: int | None) -> int:
+    """Return `number` for the runs of a table."""
+    return number([job.config or {} for job in jobs], asked)
 
 
 def run(
@@ -50,15 +62,70 @@ def run(
     Raises:
         ConfigError: see `build.Report`.
     """
-    from dpexp.cli.execution import execute_saying
+    from dpexp.cli.execution import execute, saying
     from dpexp.distributed.cores import cores
     from dpexp.training.overview import Overview
 
-    total = sum(len(jobs) for jobs, _ in parts)
+    total, do = sum(len(jobs) for jobs, _ in parts), partial(saying, execute)
     with closing(Overview(total)) as overview:
         report = build.Report(total, results, overview.report, stop_at_mistake)
         for jobs, asked in parts:
             if jobs:
-                num = number(jobs, asked)
+                num = of_jobs(jobs, asked)
                 threads = max(1, cores() // num)
-                workers.side_by_side(jobs, execute_saying, results, report, overview, num, threads)
+                workers.side_by_side(jobs, do, results, report, overview, num, threads)
+
+
+def each(
+    do: Callable[[Any], Any],
+    tasks: Mapping[Key, Any],
+    num: int,
+    take: Callable[[Key, Ended, Say], None],
+    is_wanted: Callable[[Key], bool] = lambda key: True,
+) -> None:
+    """Do tasks side by side, begun in order.
+
+    Args:
+        do: does a task; importable by name where num > 1.
+        tasks: by key, what `do` takes; it can be pickled where num > 1.
+        num: of processes; 1 is this one.
+        take: takes a task's key as soon as it has ended, its end, and what prints a line. What it
+            raises ends all.
+        is_wanted: whether a task that has not begun is still to be done.
+    """
+    from dpexp.cli.execution import saying
+    from dpexp.distributed.cores import cores
+    from dpexp.training.overview import Overview
+
+    if num == 1:
+        for key, task in tasks.items():
+            if is_wanted(key):
+                take(key, _attempt(do, task), _say)
+        return
+    queue = list(reversed(list(enumerate(tasks))))
+    keys = {str(place): key for place, key in queue}
+    with (
+        closing(Overview(len(tasks))) as overview,
+        Pool(partial(saying, do), overview, num, max(1, cores() // num)) as pool,
+    ):
+        while queue or pool.is_busy:
+            while queue and not pool.is_full:
+                place, key = queue.pop()
+                if is_wanted(key):
+                    pool.begin(str(place), tasks[key])
+                else:
+                    overview.at(str(place), 1.0)
+            for name, ended in pool.ended() if pool.is_busy else ():
+                overview.at(name, 1.0)
+                take(keys[name], ended, overview.report)
+
+
+def _attempt(do: Callable[[Any], Any], task: Any) -> Ended:
+    try:
+        return Ended(do(task))
+    except Exception as error:
+        return Ended(error=error)
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)

@@ -7,15 +7,17 @@ combinations, with one run each. A run trains on four fifths of the training set
 the other fifth; a fixed seed selects it, the same for all runs. The batch size is four fifths of
 the setting's, so that sampling rate, steps and noise multiplier stay. The test set is never used.
 Nothing is recorded, but a run that was interrupted goes on from its last checkpoint when it is
-asked for again. Each run prints a line, with its accuracy in percent, or with an error's name and
-value; less of an error is better. The epsilon does not account for this choice of hyperparameters
-(docs/privacy/index.md). Exit code: 0; 2 for a user error.
+asked for again. Runs go side by side, one a core as far as memory goes, or one on a GPU; workers=2
+sets how many. Each prints a line, with its accuracy in percent, or with an error's
+name and value; less of an error is better. The epsilon does not account for this choice of
+hyperparameters (docs/privacy/index.md). Exit code: 0; 2 for a user error.
 """
 
 from __future__ import annotations
 
 import math
 import sys
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
@@ -23,13 +25,14 @@ from typing import Any
 
 import torch
 
-from dpexp.cli import idle
-from dpexp.cli.arguments import exit_code_of, split
+from dpexp.cli import idle, many
+from dpexp.cli.arguments import exit_code_of, split, whole
 from dpexp.cli.choosing import cost_of_trials
 from dpexp.cli.composition import compose
 from dpexp.cli.parts import build_parts, require_begin
 from dpexp.cli.trials import result_of
 from dpexp.data import Task
+from dpexp.distributed.pool import Ended
 from dpexp.distributed.ranks import choose_device
 from dpexp.training.parts import Parts
 from dpexp.types import ConfigError
@@ -130,7 +133,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _main(words: Sequence[str]) -> int:
-    _, overrides = split(words, {})
+    own, overrides = split(words, {"workers": whole(1)})
     # A mistake in the last combination costs no run of the first.
     tried = [(chosen, compose([*COMMON, *chosen])) for chosen in combinations(overrides)]
     for _, config in tried:
@@ -142,11 +145,25 @@ def _main(words: Sequence[str]) -> int:
         typed = idle.typed(chosen)
         if not composed["privacy"]["noise"] and (eps := typed.get("eps", typed.get("privacy.eps"))):
             warn_caller(f"{eps} has no effect: noise is off, so is privacy.")
-    for chosen, composed in tried:
-        config, parts = prepared(composed)
-        print(*chosen, said(score(config, parts), parts.task.metric), flush=True)
+    waiting, lines = deque(chosen for chosen, _ in tried), {}
+
+    def take(chosen: Sequence[str], ended: Ended, say: many.Say) -> None:
+        if ended.error is not None:
+            raise ended.error
+        lines[chosen] = ended.value
+        while waiting and waiting[0] in lines:  # in the order that was typed
+            say(lines[waiting.popleft()])
+
+    num = many.number([composed for _, composed in tried], own.get("workers"))
+    many.each(_line, {chosen: chosen for chosen, _ in tried}, num, take)
     print(cost_of_trials(len(tried)), file=sys.stderr)
     return 0
+
+
+def _line(chosen: Sequence[str]) -> str:
+    """Train one run; return the line on it."""
+    config, parts = prepared(compose([*COMMON, *chosen]))
+    return " ".join((*chosen, said(score(config, parts), parts.task.metric)))
 
 
 def said(found: float, metric: str) -> str:

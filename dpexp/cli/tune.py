@@ -15,6 +15,7 @@ the table. The test set is never used. The privacy guarantee does not cover the 
                                  diverged; if left out, a cell that has scores of other seeds keeps
                                  them
     anew=true                    try these cells again though they have scores
+    workers=2                    runs side by side; without it one a core, or one on a GPU
     --config-dir FOLDER          a folder of your own like conf; scores of its artifacts go into
                                  its own tuned
 
@@ -32,29 +33,98 @@ import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from filelock import lock_descriptor
 
-from dpexp.cli import errors, folders, groups, lookup, search
+from dpexp.cli import errors, folders, groups, lookup, many, search
 from dpexp.cli.arguments import changing, exit_code_of, split, truth
-from dpexp.cli.artifact import is_picked, parse
+from dpexp.cli.artifact import Request, is_picked, parse
 from dpexp.cli.composition import compose
 from dpexp.cli.suite import lacks
+from dpexp.distributed.pool import Ended
 from dpexp.reporting.collect import build, cells
 from dpexp.reporting.schema import spec, tuned
-from dpexp.reporting.schema.artifact import Artifact, Column, Key, Row
+from dpexp.reporting.schema.artifact import Artifact, Column, Key, Profile, Row
 from dpexp.types import ConfigError, MissingData, one_line
 
 Attempt = Callable[[Sequence[str]], float]
 """Trains one run with these overrides; returns the metric on the held-out examples."""
 
-Tuned = tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]
+Words = tuple[str, ...]
+
+Tuned = tuple[Words, tuple[Words, ...]]
 """A cell's words without a point, and its points."""
 
-OTHERS = ("plan", "run", "workers", "launcher", "flops")
+OTHERS = ("plan", "run", "launcher", "flops")
 """Words of scripts.artifact that do not apply here."""
+
+
+@dataclass(eq=False)
+class Cell:
+    """A cell that is tuned, with those that show the same run.
+
+    Attributes:
+        name: for readers.
+        keys: of the cells.
+        points: of the grid, in order.
+        tried: what is known of them; another process may add to it.
+        is_anew: whether scores in the file do not count.
+        lacks_data: whether its data were missing when a run began.
+        values: of the points that lack some seeds, by seed.
+    """
+
+    name: str
+    keys: Sequence[Key]
+    points: Sequence[Words]
+    tried: tuned.Tried
+    is_anew: bool
+    lacks_data: bool = False
+    values: dict[Words, dict[int, float]] = field(default_factory=dict)
+
+    def lacks(self, point: Words) -> bool:
+        """Return whether a point has no score."""
+        return " ".join(point) not in self.tried.scores
+
+    def join(self, known: Mapping[Key, tuned.Tried]) -> None:
+        """Take over the scores that another process has found meanwhile for the same."""
+        for key in () if self.is_anew else self.keys:
+            other = known.get(key)
+            if other and replace(other, scores={}) == replace(self.tried, scores={}):
+                self._add({**other.scores, **self.tried.scores})
+
+    def scored(self, trial: Trial, value: float) -> str:
+        """Take a run's score; return the line on its point once that has all seeds, or ""."""
+        point = trial.point
+        given = self.values.setdefault(point, {})
+        given[trial.seed] = value
+        if len(given) < len(self.tried.seeds):
+            return ""
+        # A mean of the other seeds would flatter a point at which some diverge.
+        diverged = sum(not math.isfinite(each) for each in given.values())
+        score = 0.0 if diverged else statistics.fmean(given.values())
+        self._add({" ".join(point): score})
+        why = f"diverged ({diverged} of {len(given)})" if diverged else ""
+        return " ".join((self.name, *point, *filter(None, (f"{score:.1f}", why))))
+
+    def _add(self, scores: Mapping[str, float]) -> None:
+        """Add scores, in the grid's order: runs end in any."""
+        added = {**self.tried.scores, **scores}
+        of_grid = [" ".join(point) for point in self.points]
+        ordered = {words: added[words] for words in of_grid if words in added}
+        self.tried = replace(self.tried, scores=ordered)
+
+
+class Trial(NamedTuple):
+    """One run of a point."""
+
+    cell: Cell
+    point: Words
+    seed: int
 
 
 def attempt_of_accuracy(words: Sequence[str]) -> float:
@@ -102,8 +172,77 @@ def _main(attempt: Attempt, words: Sequence[str]) -> int:
         print(lacking)
         return 0
     profile = cells.profile_of(artifact, request.profile)
-    chosen = (*folders.searchpath(request.own), f"profile={request.profile}")
-    # Cells that show one run and choose from the same points are tuned as one.
+    context = (*folders.searchpath(request.own), f"profile={request.profile}", *request.overrides)
+    is_anew = bool(own.get("anew"))
+    together = _together(request, artifact, profile)
+    path = tuned.file_of(groups.CONF, artifact, request.profile)
+    _drop_stale(path, artifact, request.profile, reset=is_anew)
+
+    def known() -> dict[Key, tuned.Tried]:
+        return tuned.known(groups.CONF, artifact, request.profile)
+
+    def keep(cell: Cell) -> None:
+        with _locked(path):
+            found = known()
+            cell.join(found)
+            kept = {**found, **dict.fromkeys(cell.keys, cell.tried)}
+            build.save(path, tuned.text_of(artifact, request.profile, kept))
+
+    trials: dict[Trial, Words] = {}
+    configs: list[Mapping[str, Any]] = []
+    for (of_cell, points), places in together.items():
+        name = cells.cell_name(*places[0], profile)
+        try:
+            config = compose([*context, *of_cell, *points[0]])
+            data = lookup.examples_here(config)
+        except MissingData as error:
+            _say_missing(name, error)
+            continue
+        keys = [(row.key, column.key) for row, column in places]
+        found, settings = known(), cells.settings_of(*places[0], profile, context, compose)
+        old = next((found[key] for key in keys if key in found), None)
+        if other := _others(old, settings, data):
+            print(f"{name}: its scores are of other {other}, and are dropped.", flush=True)
+            old = None
+        seeds = request.seeds or (old.seeds if old else (0,))
+        scores = old.scores if old and old.seeds == seeds and not is_anew else {}
+        cell = Cell(name, keys, points, tuned.Tried(scores, seeds, settings, data), is_anew)
+        if scores and any(found.get(key) != old for key in keys):
+            keep(cell)
+        for point, seed in product(filter(cell.lacks, points), seeds):
+            trials[Trial(cell, point, seed)] = (*context, *of_cell, *point, f"seed={seed}")
+            configs.append(config)
+
+    def is_wanted(trial: Trial) -> bool:
+        trial.cell.join(known())
+        return trial.cell.lacks(trial.point) and not trial.cell.lacks_data
+
+    def take(trial: Trial, ended: Ended, say: many.Say) -> None:
+        cell = trial.cell
+        if isinstance(ended.error, MissingData):
+            if not cell.lacks_data:
+                _say_missing(cell.name, ended.error)
+            cell.lacks_data = True
+        elif ended.error is not None:
+            raise ended.error
+        elif line := cell.scored(trial, ended.value):
+            say(line)
+            keep(cell)
+
+    if trials:
+        many.each(attempt, trials, many.number(configs, request.workers), take, is_wanted)
+    print(path)
+    return 0
+
+
+def _together(
+    request: Request, artifact: Artifact, profile: Profile
+) -> dict[Tuned, list[tuple[Row, Column]]]:
+    """Return the cells that are asked for; those that show one run and have one grid are one.
+
+    Raises:
+        ConfigError: if none of them has a grid.
+    """
     together: dict[Tuned, list[tuple[Row, Column]]] = {}
     picked = set()
     for row in artifact.rows:
@@ -119,46 +258,11 @@ def _main(attempt: Attempt, words: Sequence[str]) -> int:
                 picked.add(of_cell)
     if not picked:
         raise ConfigError(f"{artifact.paper} {artifact.name} has no such row with a 'grid'.")
-    path = tuned.file_of(groups.CONF, artifact, request.profile)
-    _drop_stale(path, artifact, request.profile, reset=bool(own.get("anew")))
-    for (words_of, points), places in together.items():
-        if (words_of, points) not in picked:
-            continue
-        keys = [(row.key, column.key) for row, column in places]
-        name = cells.cell_name(*places[0], profile)
-        known = tuned.known(groups.CONF, artifact, request.profile)
-        old = next((known[key] for key in keys if key in known), None)
-        try:
-            context = (*chosen, *request.overrides)
-            settings = cells.settings_of(*places[0], profile, context, compose)
-            data = lookup.examples_here(compose([*context, *words_of, *points[0]]))
-            if other := _others(old, settings, data):
-                print(f"{name}: its scores are of other {other}, and are dropped.", flush=True)
-                old = None
-            seeds = request.seeds or (old.seeds if old else (0,))
-            keeps = old is not None and old.seeds == seeds and not own.get("anew")
-            scores = dict(old.scores) if old and keeps else {}
-            if old and keeps and any(known.get(key) != old for key in keys):
-                _keep(path, artifact, request.profile, dict.fromkeys(keys, old))
-            for point in points:
-                if " ".join(point) in scores:
-                    continue
-                given = [
-                    attempt((*chosen, *words_of, *point, f"seed={seed}", *request.overrides))
-                    for seed in seeds
-                ]
-                # A mean of the other seeds would flatter a point at which some diverge.
-                diverged = sum(not math.isfinite(value) for value in given)
-                score = 0.0 if diverged else statistics.fmean(given)
-                scores[" ".join(point)] = score
-                why = f"diverged ({diverged} of {len(given)})" if diverged else ""
-                print(name, *point, *filter(None, (f"{score:.1f}", why)), flush=True)
-                found = tuned.Tried(scores, seeds, settings, data)
-                _keep(path, artifact, request.profile, dict.fromkeys(keys, found))
-        except MissingData as error:
-            print(f"{name}: no data: {one_line(error)}", file=sys.stderr)
-    print(path)
-    return 0
+    return {of_cell: places for of_cell, places in together.items() if of_cell in picked}
+
+
+def _say_missing(name: str, error: MissingData) -> None:
+    print(f"{name}: no data: {one_line(error)}", file=sys.stderr)
 
 
 def _others(old: tuned.Tried | None, settings: str, data: str) -> str:
@@ -168,13 +272,6 @@ def _others(old: tuned.Tried | None, settings: str, data: str) -> str:
     if old.settings != settings:
         return "settings"
     return "data" if old.data and data and old.data != data else ""
-
-
-def _keep(path: Path, artifact: Artifact, profile: str, found: Mapping[Key, tuned.Tried]) -> None:
-    """Add cells to the file, keeping what another process may have added meanwhile."""
-    with _locked(path):
-        kept = {**tuned.known(groups.CONF, artifact, profile), **found}
-        build.save(path, tuned.text_of(artifact, profile, kept))
 
 
 def _drop_stale(path: Path, artifact: Artifact, profile: str, reset: bool) -> None:

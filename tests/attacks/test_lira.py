@@ -17,7 +17,7 @@ from dpexp.attacks.shadow import half
 from dpexp.cli import lira as script
 from dpexp.types import ConfigError
 from tests.marks import long
-from tests.runs import execute, of, one_thread, with_words  # noqa: F401
+from tests.runs import execute, of, one_process, one_thread, with_words  # noqa: F401
 
 DIGITS = ["profile=embedded", "task=digits", "eval_every=100"]
 

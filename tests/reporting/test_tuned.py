@@ -13,6 +13,7 @@ from dpexp.cli.config_cache import Configs
 from dpexp.reporting.collect import cells
 from dpexp.reporting.schema import spec, tuned
 from dpexp.types import ConfigError, MissingData
+from tests.runs import one_process  # noqa: F401
 
 TABLE = """
 title: "A grid"

@@ -17,6 +17,7 @@ import pytest
 
 from dpexp import records
 from dpexp.cli import errors
+from dpexp.distributed import pool
 from dpexp.reporting import collect
 from dpexp.reporting.collect import build, cells, workers
 from dpexp.training import progress
@@ -123,19 +124,18 @@ def test_a_mistake_in_the_users_words_ends_it_all(tmp_path):
 ORPHANED = """
 import multiprocessing, os, signal, sys, time
 from pathlib import Path
-from dpexp.reporting.collect import workers
-from tests.reporting.test_workers import job
+from dpexp.distributed import pool
 
-def execute(config):
-    Path(config["results"], "begun").write_text("")
+def execute(folder):
+    Path(folder, "begun").write_text("")
     time.sleep(20)
     print("went on", flush=True)
     os._exit(0)  # its own end of the pipe, which a fork has too, would keep it
 
 forked = multiprocessing.get_context("fork")  # begins at once, where others import for seconds
-workers.multiprocessing.get_context = lambda _: forked
-worker = workers.Worker(execute, Path(sys.argv[1]))
-worker.begin(job("fine", 0, sys.argv[1]))
+pool.multiprocessing.get_context = lambda _: forked
+worker = pool.Worker(execute)
+worker.begin(sys.argv[1])
 while not Path(sys.argv[1], "begun").exists():
     time.sleep(0.01)
 os.kill(os.getpid(), signal.SIGKILL)
@@ -150,7 +150,7 @@ def test_the_processes_of_a_build_that_is_killed_end_with_it(tmp_path, programs)
         assert build_of_one.wait() == -signal.SIGKILL
 
 
-def test_a_process_that_starts_does_not_hear_ctrl_c(tmp_path, monkeypatch):
+def test_a_process_that_starts_does_not_hear_ctrl_c(monkeypatch):
     class Process:
         def __init__(self, **_):
             self.blocked = set()
@@ -160,7 +160,7 @@ def test_a_process_that_starts_does_not_hear_ctrl_c(tmp_path, monkeypatch):
 
     spawn = multiprocessing.get_context("spawn")
     monkeypatch.setattr(spawn, "Process", Process, raising=False)
-    assert signal.SIGINT in workers.Worker(execute, tmp_path)._process.blocked
+    assert signal.SIGINT in pool.Worker(execute)._process.blocked
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 

@@ -1,0 +1,100 @@
+"""Trials and shadows side by side: what ends is taken, what is refused or dies is told."""
+
+import os
+import pickle
+import re
+import signal
+
+from dpexp.cli import errors, many, search, tune
+from dpexp.cli.execution import execute
+from dpexp.distributed.pool import Died
+from dpexp.training import progress
+from dpexp.types import ConfigError, MissingData
+from tests.reporting.test_tuned import conf, known  # noqa: F401
+from tests.runs import one_process  # noqa: F401
+
+
+class Odd(Exception):
+    """Cannot be read by another process: it has two arguments, and keeps one."""
+
+    def __init__(self, first, second):
+        super().__init__(first)
+
+
+def work(task):
+    """Do as the task says; importable by name, as a process needs it."""
+    match task:
+        case "refused":
+            raise ConfigError("Expected epochs > 0; got -1.")
+        case "odd":
+            raise Odd("only half", 2)
+        case "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "says":
+            progress.say("its examples are few")
+    return f"{task} done"
+
+
+def test_every_end_reaches_who_asked_and_what_is_not_wanted_any_more_is_left(capfd):
+    tasks = {key: key for key in ("refused", "odd", "dies", "left", "says", "fine")}
+    ends = {}
+
+    def take(key, ended, say):
+        ends[key] = ended
+        say(f"took {key}")
+
+    many.each(work, tasks, 2, take, lambda key: key != "left")
+    assert {*ends} == {*tasks} - {"left"}
+    assert all(ends[key] == (f"{key} done", None) for key in ("says", "fine"))
+    refused, odd, died = (ends[key].error for key in ("refused", "odd", "dies"))
+    assert type(refused) is ConfigError and str(refused) == "Expected epochs > 0; got -1."
+    assert type(odd) is RuntimeError and str(odd) == "Odd: only half"
+    assert all("in work" in each.__notes__[0] for each in (refused, odd))  # where it was raised
+    assert type(died) is Died and "code -9" in errors.mistake(died)  # one line for the user
+    printed = capfd.readouterr()
+    assert sorted(printed.out.splitlines()) == sorted(f"took {key}" for key in ends)
+    assert printed.err == "its examples are few\n"
+
+
+def test_programs_send_what_another_process_can_import():
+    for do in (search._line, tune.attempt_of_accuracy, execute):
+        assert pickle.loads(pickle.dumps(do)) is do
+
+
+def graded(words):
+    """Give a score by the words; a cell lacks its data, and one of two seeds is lower."""
+    if "eps=1" in words:
+        raise MissingData("digits is not here")
+    rate = next(float(word.partition("=")[2]) for word in words if word.startswith("optimizer.lr"))
+    return 60 + 100 * rate + ("epochs=1" in words) - ("seed=1" in words)
+
+
+def test_points_that_are_tried_side_by_side_are_kept_as_one_after_another(conf, capsys):  # noqa: F811
+    words = ["table1", "paper=made", "rows=private", "seeds=0,1"]
+    (path,) = (conf / "tuned" / "embedded" / "made" / name for name in ("table1.yaml",))
+    texts, said = [], []
+    for workers in ("workers=1", "workers=2"):
+        assert tune.main([*words, workers], graded) == 0
+        texts.append(path.read_text())
+        printed = capsys.readouterr()
+        said.append(sorted(printed.out.splitlines()))
+        assert printed.err.count("no data: digits is not here") == 1
+        path.unlink()
+    assert texts[0] == texts[1] and said[0] == said[1]
+    assert len(re.findall(r"optimizer\.lr", texts[0])) == 4
+
+
+def test_scores_that_another_process_finds_meanwhile_are_not_found_again(conf):  # noqa: F811
+    tried = []
+
+    def attempt(words):
+        if not tried:
+            tried.append(words)
+            assert tune.main(["table1", "paper=made", "rows=private"], lambda words: 71.0) == 0
+        tried.append(words)
+        return 70.0
+
+    assert tune.main(["table1", "paper=made", "rows=private"], attempt) == 0
+    assert len(tried) == 2
+    scores = [each.scores for each in known(conf).values()]
+    assert [*scores[0].values()] == [70.0, 71.0, 71.0, 71.0] and {*scores[1].values()} == {71.0}
