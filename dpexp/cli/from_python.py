@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from dpexp import records
-from dpexp.cli import begun, errors, folders, holdout, idle, validate
+from dpexp.cli import begun, errors, folders, holdout, idle, own_methods, validate
 from dpexp.cli.building import make_method, prepare, require_sizes, with_head
 from dpexp.cli.command_line import require_once
 from dpexp.cli.composition import compose
@@ -25,7 +25,6 @@ from dpexp.cli.instantiate import admit, loop_of
 from dpexp.cli.lookup import done_before
 from dpexp.cli.outputs import outputs_of
 from dpexp.cli.own_data import COUNT, delta_for
-from dpexp.cli.own_methods import methods
 from dpexp.cli.parts import adapted, analyses_of, around
 from dpexp.cli.python_words import (
     ARGUMENTS,
@@ -271,7 +270,7 @@ def _warn_of_idle(
 
 def _chooses(part: str, method: str) -> bool:
     """Return whether a method's file chooses a part, as compressive SGD does its schedule."""
-    entries = methods().get(str(method), {}).get("defaults", ())
+    entries = own_methods.method(str(method)).get("defaults", ())
     return any(
         any(str(group).endswith(f"/{part}") for group in entry)
         if isinstance(entry, dict)

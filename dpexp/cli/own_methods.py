@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from dpexp.cli.folders import folders_of, options_in
 from dpexp.cli.instantiate import admit, find
+from dpexp.reporting.schema.kinds import SafeLoader
 
 
 def methods(words: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
@@ -22,8 +24,19 @@ def methods(words: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
     """
     found: dict[str, dict[str, Any]] = {}
     for path in options_in(folders_of(words), "method"):
-        found.setdefault(path.stem, yaml.safe_load(path.read_text(encoding="utf-8")) or {})
+        if path.stem not in found:
+            found[path.stem] = _contents(path)
     return found
+
+
+def method(name: str) -> dict[str, Any]:
+    """Return the contents of one of dpexp's method files; {} if there is none of this name."""
+    paths = (path for path in options_in([], "method") if path.stem == name)
+    return next(map(_contents, paths), {})
+
+
+def _contents(path: Path) -> dict[str, Any]:
+    return yaml.load(path.read_text(encoding="utf-8"), SafeLoader) or {}
 
 
 def admit_methods(words: Sequence[str] = ()) -> None:

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from dpexp import records
-from dpexp.records.safely import MOST_BYTES, parse_yaml
+from dpexp.records.safely import MOST_BYTES, Damaged, parse_yaml
 from dpexp.reporting import collect
 from dpexp.reporting.collect import cells
 from dpexp.reporting.render import markdown, page, table
@@ -237,3 +237,12 @@ def test_what_we_write_is_read(tmp_path):
     shared = [0.9, 0.999]
     value = {"a": shared, "b": shared, "c": None, "d": True, "e": -3, "f": 1e-5, "g": "ε"}
     assert parse_yaml(yaml.safe_dump(value)) == value
+    value["h"] = "x" * 1000  # by Python's own parser, as a line so long could nest as deeply
+    assert parse_yaml(yaml.safe_dump(value)) == value
+
+
+@pytest.mark.parametrize("level", ["- ", "? ", "{a: ", "- ? "])
+def test_no_nesting_ends_the_process(level):
+    """libyaml's loader would overflow the stack."""
+    with pytest.raises(Damaged):
+        parse_yaml(level * 40_000)
