@@ -182,6 +182,7 @@ def test_two_ranks_train_what_one_does(alone, here, programs):
     assert said[1]["test_accuracy"] == pytest.approx(said[2]["test_accuracy"], abs=5)
 
 
+@pytest.mark.long
 def test_a_sweep_over_data_is_a_run_for_each(alone, here, programs):
     words = [word for word in FLOWERS if not word.startswith(("data=", "dataset_size="))]
     words += ["method=dpsgd", "data=flowers,garden", "dataset_size=count", "device=cpu"]

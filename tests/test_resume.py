@@ -39,7 +39,7 @@ PATIENCE = 300  # seconds
 # Killed
 
 
-@pytest.mark.parametrize("count", [4, pytest.param(40, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [2, pytest.param(40, marks=pytest.mark.long)])
 def test_runs_killed_at_random_moments_end_as_if_never_killed(tmp_path, programs, count):
     """Weights (by their hash), metrics and certificates of methods that keep a state."""
     seed = random.SystemRandom().randrange(10**6)

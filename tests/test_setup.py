@@ -288,6 +288,7 @@ def test_make_takes_every_target_that_the_makefile_has():
         assert (done.returncode, done.stderr) == (0, ""), target
 
 
+@pytest.mark.long  # without it no test would begin
 def test_torchvision_and_transformers_import_after_dpexp():
     code = (  # whatever of dpexp is imported, the package is first
         "import dpexp.types, torchvision; from transformers import BertModel; "

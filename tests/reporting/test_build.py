@@ -167,14 +167,15 @@ def test_a_cell_whose_grid_is_not_tried_is_said_before_the_runs(tmp_path, capsys
     (table,) = (own / "artifact").rglob("table1.yaml")
     tree = yaml.safe_load(table.read_text(encoding="utf-8"))
     row, other = (f"rows={each['key']}" for each in tree["rows"][:2])
-    assert not told(row)
+    column = f"columns={tree['columns'][0]['key']}"
+    assert not told(row, column)
     tree["rows"][0]["grid"] = [["optimizer.lr=1", "optimizer.lr=2"]]
     table.write_text(yaml.safe_dump(tree), encoding="utf-8")
     (line,) = told(row)
     assert f"{tree['rows'][0]['labels'][0]}, " in line
     assert f"python -m scripts.tune table1 paper=mine profile=embedded --config-dir {own}" in line
-    assert not told(other)
-    assert not told("run=false")
+    assert not told(other, column)
+    assert not told(column, "run=false")
     words = [f"--config-dir={own}", "only=mine/table1", f"results={tmp_path}", "plan=true"]
     assert every.main([*words, "profile=embedded"]) == 0
     assert f"note: mine table1: {line.removeprefix('note: ')}" in capsys.readouterr().err

@@ -166,7 +166,7 @@ def test_a_launcher_does_the_same_runs_as_this_process(tmp_path, capsys, program
 def test_runs_side_by_side_are_the_runs_of_one_process(tmp_path, capsys):
     weights = []
     for workers in ("1", "2"):
-        words = ["table3", "rows=svhn-rgp,svhn-dpsgd", "columns=eps2", "seeds=0", "epochs=0.2"]
+        words = ["table3", "rows=svhn-rgp,svhn-dpsgd", "columns=eps2", "seeds=0", "epochs=0.05"]
         assert artifact.main([*words, f"workers={workers}", f"results={tmp_path / workers}"]) == 0
         assert "[2/2]" in capsys.readouterr().out
         results = (tmp_path / workers / "embedded" / "runs").glob("*/result.json")
