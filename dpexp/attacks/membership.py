@@ -33,7 +33,7 @@ def require_classes(task: Any, setting: str) -> None:
     if task.loss is not cross_entropy:
         raise ConfigError(
             f"Expected a task of classes for {setting}, which uses the probability of an "
-            f"example's class; got task={task.name}. Set task."
+            f"example's class; got task={task.name}. Leave {setting} out, or set another task."
         )
 
 

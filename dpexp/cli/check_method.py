@@ -57,8 +57,8 @@ MOST = 40
 """Steps of the method that are looked at where none are named (ours)."""
 
 COMMON = ("task=digits", "profile=embedded")
-APART = ("augmentation", "averaging")
-"""Parts of a run that come before an example's gradient, or after the step."""
+APART = ("augmentation", "averaging", "attack", "audit")
+"""Parts of a run that come before an example's gradient, after the step, or try the run."""
 
 READERS = {"tries": whole(0), "climbs": whole(0), "trials": _trials, "steps": whole(2)}
 

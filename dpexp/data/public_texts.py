@@ -70,7 +70,7 @@ def _longest(task: Task, name: str, size: int, tasks: tuple[str, ...]) -> int:
     if task.name not in tasks or not isinstance(task.train, Texts):
         raise ConfigError(
             f"Expected task to be one of {', '.join(tasks)} for public={name}; got {task.name}. "
-            "Set public, or task."
+            "Leave public out, or set another task."
         )
     if size < 1:
         raise ConfigError(f"Expected public.size >= 1; got {size}. Set public.size.")

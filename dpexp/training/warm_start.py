@@ -48,7 +48,8 @@ def fit(
     if not 1 <= batch_size <= examples or not min(lr, head_lr) > 0:
         raise ConfigError(
             "Expected warm_start.examples >= warm_start.batch_size >= 1 and learning rates > 0; "
-            f"got {examples}, {batch_size}, {lr} and {head_lr}."
+            f"got {examples}, {batch_size}, {lr} and {head_lr}. Set warm_start.batch_size to at "
+            "most warm_start.examples, and warm_start.lr and warm_start.head_lr above 0."
         )
     if (task.public.targets[:examples] < 0).any():
         raise ConfigError(
