@@ -236,6 +236,11 @@ FORGERIES = {
         "above the target 3",
     ),
     "less noise on votes": ("pate", "privacy", vote_noise, "above the target 3"),
+    "more answers than are paid for": (
+        *("pate", "privacy"),
+        lambda p: p.update(answers=p["releases"][1]["at_most"] + 1),
+        "were made, of at most",
+    ),
     "answers without noise": (
         *("pate", "privacy"),
         lambda p: p["releases"][1].update(drawn=0),
