@@ -4,6 +4,7 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -167,8 +168,31 @@ def test_a_folder_that_is_not_there_is_refused(words):
         {"dimension": 0},
         {"noise": "none"},
         {"clip": "l1"},
+        {"noise_multiplier": 0.0},
+        {"noise_multiplier": float("nan")},
     ],
 )
 def test_a_release_that_cannot_be_accounted_for_is_refused(wrong):
     with pytest.raises(ConfigError, match="of release all"):
         require_releases([Release(**{"name": "all", "dimension": 1, "clip_norm": 1.0, **wrong})])
+
+
+GAUSSIAN, LAPLACE = (Release(noise, 1, 1.0, noise=noise) for noise in ("gaussian", "laplace"))
+
+
+@pytest.mark.parametrize(
+    ("releases", "said"),
+    [
+        ((), "to declare a release"),
+        ((GAUSSIAN, replace(GAUSSIAN, clip_norm=2.0)), "every release once; got gaussian twice"),
+        ((GAUSSIAN, LAPLACE), "one noise for all releases of a method; got both"),
+        ((replace(GAUSSIAN, noise_multiplier=1.0),), "the noise of the budget; got none"),
+        (
+            (LAPLACE, replace(LAPLACE, name="own", noise_multiplier=1.0)),
+            "one noise multiplier for all releases under Laplace noise",
+        ),
+    ],
+)
+def test_releases_that_cannot_be_accounted_for_together_are_refused(releases, said):
+    with pytest.raises(ConfigError, match=said):
+        require_releases(releases)

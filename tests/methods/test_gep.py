@@ -271,6 +271,7 @@ def test_the_papers_five_groups_and_their_shares():
     total = sum(size**0.5 for size in sizes.values())
     for group, share in given_.items():
         assert abs(share - 1000 * sizes[group] ** 0.5 / total) < 1
+    assert shares({"small": 100, "large": 784}, 5) == {"small": 1, "large": 4}  # of 1.3 and 3.7
 
 
 @given(st.lists(st.integers(1, 10_000), min_size=1, max_size=8), st.data())

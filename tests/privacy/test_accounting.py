@@ -17,7 +17,14 @@ from opacus.accountants.analysis.rdp import compute_rdp, get_privacy_spent
 from prv_accountant import PoissonSubsampledGaussianMechanism, PRVAccountant
 
 from dpexp.privacy import accounting, rdp
-from dpexp.privacy.accounting import TOLERANCE, PRVFailed, _half_width, calibrate, prv_epsilon
+from dpexp.privacy.accounting import (
+    TOLERANCE,
+    PRVFailed,
+    _half_width,
+    _least,
+    calibrate,
+    prv_epsilon,
+)
 from dpexp.privacy.pld import Part, gaussian_epsilon
 from dpexp.privacy.rdp import ORDERS, rdp_epsilon
 from dpexp.types import ConfigError
@@ -112,6 +119,12 @@ def test_epsilon_rises_with_steps_and_falls_with_noise():
 def test_steps_of_one_run_share_a_grid_without_changing_the_answer():
     alone = prv_epsilon(0.04, 1.0, 50, 1e-5)
     assert prv_epsilon(0.04, 1.0, 50, 1e-5, 500) == pytest.approx(alone, rel=0.01)
+    assert prv_epsilon(0.04, 1.0, 50, 1e-5, 5) == alone  # whose grid would be too narrow
+
+
+def test_an_order_whose_rdp_is_below_0_by_rounding_is_not_used():
+    assert compute_rdp(q=1e-6, noise_multiplier=100.0, steps=1, orders=1.05) < 0
+    assert rdp.rdp_per_step(1e-6, 100.0, 1.05) == math.inf
 
 
 def powers(low, high):
@@ -202,8 +215,18 @@ def test_multipliers_are_opacus_to_a_ten_thousandth_in_two_evaluations(of, evalu
             assert accountant == "prv"
             # Epsilon falls at least as fast as sigma rises, so that sigma is as near.
             middle = target * (1 - TOLERANCE / 2)
-            assert opacus_epsilon(q, sigma, steps, delta) == pytest.approx(middle, rel=1e-4)
+            theirs = opacus_epsilon(q, sigma, steps, delta)
+            assert theirs == pytest.approx(middle, rel=1e-4)
+            assert prv_epsilon(q, sigma, steps, delta, steps) == pytest.approx(theirs, rel=1e-6)
     assert max(counts) <= 3 and sum(counts) <= 2 * len(counts)
+
+
+def test_an_epsilon_above_its_target_by_less_than_the_tolerance_does_not_fit():
+    def jumps(sigma):
+        return 1 + TOLERANCE / 4 if sigma < 2 else 0.5
+
+    with pytest.raises(ArithmeticError, match="no noise multiplier reaches"):
+        _least(jumps, 1.0, lambda epsilon: 1.5 / epsilon)
 
 
 def test_where_prv_fails_rdp_calibrates_and_says_so():
@@ -253,7 +276,8 @@ def test_another_process_measures_what_was_found_once(own_cache, evaluations):
     assert [sigma for name, sigma in evaluations if name == "prv_epsilon"] == [first[0]]
 
 
-KEPT = [math.inf, math.nan, 0.9, 3.0, 0.0, -1.1, 1e6, 10**400, "word", [1.1], {}, None]
+# 1.08 has an epsilon of 3.0007, and PRV fails for 0.001.
+KEPT = [math.inf, math.nan, 1.08, 3.0, 0.0, -1.1, 1e-3, 10**400, "word", [1.1], {}, None]
 
 
 @pytest.mark.parametrize("kept", KEPT, ids=str)

@@ -204,6 +204,7 @@ def test_steps_are_counted_by_examples_seen():
     assert num_steps(200, 50_000, 1000) == 10_000
     assert num_steps(20, 67_349, 2000, "shuffle") == 680
     assert num_steps(0.1, 1437, 64) == 3
+    assert num_steps(0.14, 50_000, 1000) == 7  # though floating point has it a hair above
     for epochs, batch, message in [(0, 64, "epochs > 0"), (1, 0, "batch_size"), (1, 1438, "1437")]:
         with pytest.raises(ConfigError, match=message):
             num_steps(epochs, 1437, batch)
