@@ -14,8 +14,9 @@ Its own words, each WORD=VALUE:
     only=PAPER/NAME,... these artifacts; patterns such as rgp/table* work
     profile=embedded    embedded (no network, minutes), quick (real data, small), short (as
                         published, but few epochs) or paper
-    plan=true           print the hours that each artifact takes on this machine, estimated from
-                        a few steps timed here and their FLOPs; run and write nothing
+    plan=true           print the time that each artifact takes on this machine, estimated from
+                        a few steps timed here; run and write nothing. With profile=paper or short
+                        it is in hours, from a few examples and their FLOPs
     flops=40e12         with plan=true on a machine without a GPU: the FLOP/s that a GPU sustains,
                         to turn FLOPs into GPU-hours
     run=false           run nothing; write what there is
@@ -50,7 +51,7 @@ from dpexp.cli.arguments import (
     require_apart,
     split,
 )
-from dpexp.cli.artifact import NAMES, SHARED, exit_code, require_seeds
+from dpexp.cli.artifact import AS_PUBLISHED, NAMES, SHARED, exit_code, require_seeds
 from dpexp.cli.cost_model import CostModel, examples
 from dpexp.cli.launchers import check, launch
 from dpexp.cli.suite import OWN, PAPERS, Suite, choose, lacks, natural
@@ -127,8 +128,11 @@ def _main(words: Sequence[str]) -> int:
     if request.is_plan:
         print(_opening(suite, artifacts, sum(map(len, suite.missing()))), end="\n\n", flush=True)
         device = _device(request)
-        costs = CostModel(suite.results, suite.profile, device, has_stand_ins=True)
-        for line in plan.hours("Artifact", suite.wanted(), costs, device, request.flops):
+        is_published = request.profile in AS_PUBLISHED
+        costs = CostModel(suite.results, suite.profile, device, has_stand_ins=is_published)
+        wanted = suite.wanted()
+        hours = plan.hours("Artifact", wanted, costs, device, request.flops)
+        for line in hours if is_published else plan.times(wanted, costs, device):
             print(line, flush=True)
         return 0
     require_apart(request.overrides, suite.results)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -38,8 +39,6 @@ def hours(
         device: at hand.
         pace: FLOP/s that a GPU sustains, to turn FLOPs into GPU-hours on a CPU; None: `SUSTAINED`.
     """
-    everything: dict[str, Cost] = {}
-    unknown: dict[str, str] = {}
     is_gpu, pace = device.type == "cuda", pace or SUSTAINED
     yield f"| {what} | Runs | {'GPU' if is_gpu else 'Core'}-hours here | PFLOP |" + (
         "" if is_gpu else " GPU-hours |"
@@ -53,13 +52,11 @@ def hours(
         numbers = f"{_short((cost.seconds or 0.0) / 3600)} | {_short((cost.flops or 0.0) / 1e15)}"
         return f"| {name} | {len(some)} | {numbers} |{more}"
 
-    for name, configs in wanted.items():
-        ids = {records.run_id(config): config for config in configs}
-        fresh = {key: costs.cost(config) for key, config in ids.items() if key not in everything}
-        everything |= fresh
-        unknown |= {cost.why: name for cost in fresh.values() if cost.why}
-        yield line(name, list(fresh.values()))
-    yield line("**total**", list(everything.values()))
+    every: dict[str, list[Cost]] = {}
+    for name, fresh in _fresh(wanted, costs):
+        every[name] = fresh
+        yield line(name, fresh)
+    yield line("**total**", list(chain(*every.values())))
     yield ""
     yield f"Device: {records.describe_device(device)}{'' if is_gpu else ', one core of it'}."
     if not is_gpu:
@@ -67,8 +64,55 @@ def hours(
             f"No GPU is here: GPU-hours are FLOPs at {pace:.3g} FLOP/s; flops= sets another pace. "
             "–: torch counts no FLOPs of most of the work."
         )
+    yield from _left_out(every)
+
+
+def times(
+    wanted: Mapping[str, Sequence[dict[str, Any]]], costs: CostModel, device: torch.device
+) -> Iterator[str]:
+    """Return a table in Markdown, line by line: the time of each artifact's runs, and the total.
+
+    A run that several share counts for the first of them.
+
+    Args:
+        wanted: artifact's name -> configs of the runs to do.
+        costs: estimates runs, by records of like ones or steps that are timed.
+        device: at hand.
+    """
+    yield "| Artifact | Runs | One after another | Memory |"
+    yield "| --- | ---: | ---: | ---: |"
+
+    def line(name: str, some: Sequence[Cost]) -> str:
+        seconds = sum(cost.seconds or 0.0 for cost in some)
+        most = max((cost.megabytes or 0.0 for cost in some), default=0.0)
+        return f"| {name} | {len(some)} | {duration(seconds)} | {most:,.0f} MB |"
+
+    every: dict[str, list[Cost]] = {}
+    for name, fresh in _fresh(wanted, costs):
+        every[name] = fresh
+        yield line(name, fresh)
+    yield line("**total**", list(chain(*every.values())))
+    yield ""
+    yield f"Device: {records.describe_device(device)}, all of it. Runs side by side take less."
+    yield from _left_out(every)
+
+
+def _fresh(
+    wanted: Mapping[str, Sequence[dict[str, Any]]], costs: CostModel
+) -> Iterator[tuple[str, list[Cost]]]:
+    """Yield each name with the costs of its runs, but for those of a name before it."""
+    known: set[str] = set()
+    for name, configs in wanted.items():
+        ids = {records.run_id(config): config for config in configs}
+        yield name, [costs.cost(config) for key, config in ids.items() if key not in known]
+        known |= ids.keys()
+
+
+def _left_out(every: Mapping[str, Sequence[Cost]]) -> Iterator[str]:
+    """Return lines on what is in no estimate."""
+    unknown = {cost.why: name for name, some in every.items() for cost in some if cost.why}
     yield from (f"Not in it, {name}: {why}" for why, name in unknown.items())
-    yield from _without(everything.values())
+    yield from _without(chain(*every.values()))
 
 
 def _short(number: float) -> str:

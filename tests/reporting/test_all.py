@@ -82,6 +82,18 @@ def test_missing_runs_are_done_once_written_and_afterwards_looked_up(tmp_path, c
     assert "compressive-figure1" in (tmp_path / "embedded" / "index.html").read_text()
 
 
+def test_a_plan_of_runs_of_minutes_times_their_own_steps(tmp_path, capsys):
+    """By four examples of stand-in data these runs of 2 s each took 160."""
+    words = ["paper=compressive", "only=*/figure1", "seeds=0", f"results={tmp_path}", "plan=true"]
+    assert suite.main(words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "| Artifact | Runs | One after another | Memory |" in lines
+    (line,) = (line for line in lines if line.startswith("| compressive figure1 | 7 |"))
+    seconds = re.search(r"\| ([\d.]+) s \|", line)
+    assert seconds and 0 < float(seconds[1]) < 60
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_was_written_before_stays_on_the_page(tmp_path, capsys):
     assert suite.main(["only=rgp/table3", "run=false", f"results={tmp_path}"]) == 0
     assert suite.main(["only=rgp/table2", "run=false", f"results={tmp_path}"]) == 0
