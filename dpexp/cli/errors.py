@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import re
 import signal
@@ -326,6 +327,8 @@ def mistake(error: Exception) -> str | None:
     if isinstance(error, RuntimeError) and str(error).startswith("Unknown plugin class"):
         chosen = [w.partition("=")[2] for w in sys.argv if w.startswith("hydra/launcher=")]
         return unstarted(chosen[-1] if chosen else "of Hydra", error)
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:  # any path that was typed
+        return f"Expected a path that can be one; got {error.filename} (too long). Shorten it."
     return str(error) if isinstance(error, tuple(_reported())) else None
 
 
