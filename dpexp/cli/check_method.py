@@ -76,6 +76,7 @@ def _main(words: Sequence[str]) -> int:
     own, overrides = split(words, READERS)
     trials = own.pop("trials", 200)
     config = compose([*COMMON, *overrides])
+    idle.warn(config, overrides)
     if "precision" in config["model"]:  # bfloat16's rounding would hide differences
         config["model"]["precision"] = "float32"
     parts = build_parts(config, ranks.choose_device(config["device"]))

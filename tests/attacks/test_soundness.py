@@ -74,9 +74,12 @@ def test_what_is_beside_the_method_is_said_not_to_be_looked_at(capsys):
     apart += ["analysis=stable_rank,noise_norm", "tracking=csv", "schedule=constant"]
     apart += ["weights=keep", "checkpoint.steps=3"]
     words = ["analysis=[stable_rank,noise_norm]" if "analysis" in word else word for word in apart]
-    assert check_method.main(["method=dpsgd", *words, "holdout.size=20", *quick]) == 0
-    said = f"not looked at, as no part of the method: {', '.join(apart)}\n"
-    assert said in capsys.readouterr().out
+    assert (
+        check_method.main(["method=dpsgd", *words, "public=shapes", "holdout.size=20", *quick]) == 0
+    )
+    printed = capsys.readouterr()
+    assert f"not looked at, as no part of the method: {', '.join(apart)}\n" in printed.out
+    assert "warning: public=shapes has no effect with method=dpsgd" in printed.err
 
 
 class Shrinking(OnHead):
