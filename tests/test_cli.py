@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
+from omegaconf.errors import InterpolationKeyError
 from torch import nn
 
 from dpexp import cli
@@ -133,6 +134,26 @@ def test_a_list_in_a_names_place_is_the_users_mistake(monkeypatch):
 )
 def test_a_setting_without_a_value_is_named(shell, words, said):
     assert said in the_error(shell("method=rgp", *DIGITS, *words))
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        (["method=rgp_public", "public=texts"], "Choose another public, task, model or method."),
+        (
+            ["method=dpsgd", "prompts=film_reviews"],
+            "Choose another prompts, task, model or method.",
+        ),
+        (
+            ["method=dpsgd", "method.head=${model.first}"],
+            "Choose another method, task or model, or set method.head.",
+        ),
+    ],
+)
+def test_a_key_that_cannot_help_is_no_remedy(words, remedy):
+    with pytest.raises(InterpolationKeyError) as raised:
+        cli.compose(["task=digits", "profile=embedded", "model=cnn", *words])
+    assert errors.explain(raised.value).endswith(f"not found). {remedy}")
 
 
 def test_a_task_without_a_default_model_asks_for_one(shell, tmp_path):

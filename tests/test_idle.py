@@ -157,10 +157,37 @@ def test_dropout_is_told_of_where_no_pass_has_any(words, is_told):
 
 
 @pytest.mark.parametrize("around", [[], ["clipping=adaptive"], ["denoise=disk"]])
-def test_public_examples_that_a_method_never_takes_are_told_of_around_it_too(around, tmp_path):
+def test_public_examples_that_a_method_never_takes_are_told_of_around_it_too(around):
+    (line,) = said_of(["method=dpsgd", *around], "public=shapes")
+    told = "public=shapes has no effect with method=dpsgd, which takes no public examples"
+    assert line.startswith(told)
+
+
+@pytest.mark.parametrize("around", [[], ["clipping=adaptive"]])
+def test_of_a_method_of_ones_own_that_states_none_the_run_says_so(around, tmp_path, monkeypatch):
+    (tmp_path / "idle_public.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    words = ["method=dpsgd", "method._target_=idle_public.Child", *around]
+    assert said_of(words, "public=shapes") == []
     told = "public=shapes has no effect: method=dpsgd takes no public examples as it is set"
     with pytest.warns(UserWarning, match=told):
-        dpexp.run("method=dpsgd", *BASE, *around, "public=shapes", f"results={tmp_path}")
+        dpexp.run(*words, *BASE, "public=shapes", f"results={tmp_path}")
+
+
+def test_a_public_set_that_only_an_analysis_or_a_warm_start_takes_is_read():
+    for words in (["analysis=projection"], ["warm_start=public"]):
+        assert said_of(["method=dpsgd", *words], "public=shapes") == []
+
+
+def test_of_several_runs_a_word_is_told_of_that_none_reads():
+    words = ["public=shapes", "public.data_seed=1"]
+    configs = [cli.compose([*BASE, method, *words]) for method in ("method=dpsgd", "method=dp_zo")]
+    with pytest.warns(UserWarning) as told:
+        idle.warn_of_all(configs, words)
+    assert [str(each.message).partition(" has no")[0] for each in told] == words
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        idle.warn_of_all([*configs, cli.compose([*BASE, "method=gep", *words])], words)
 
 
 @pytest.mark.parametrize(("words", "word"), READ)

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpexp import cli
+from dpexp.cli import audit, verify
 from dpexp.cli.arguments import split
 from dpexp.cli.config_cache import Configs
 from dpexp.cli.quoting import quoted, readable
@@ -111,5 +112,27 @@ def test_a_folder_that_cannot_be_meant_is_refused(name, said):
 
 
 def test_a_name_too_long_for_the_disk_is_refused(tmp_path):
-    with pytest.raises(RecordError, match="Cannot make .*File name too long"):
+    said = "Cannot make .*File name too long. Set results to a shorter path"
+    with pytest.raises(RecordError, match=said):
         cli.execute(cli.compose([*RUN, f"results={tmp_path}/{'x' * 300}"]))
+
+
+@pytest.mark.parametrize(
+    ("program", "words", "said"),
+    [
+        (verify, [""], "Expected a run's directory; there is none at {}."),
+        (verify, ["--config-dir="], "Expected --config-dir to name a folder; there is none at {}."),
+        (audit, ["methods=dpsgd", "results="], "Expected a path that can be one; got {}/"),
+    ],
+)
+def test_any_path_that_is_too_long_is_told_of_in_a_line(program, words, said, tmp_path, capsys):
+    path = f"{tmp_path}/{'x' * 300}"
+    assert program.main([*words[:-1], f"{words[-1]}{path}"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"error: {said.format(path)}") and told.count("\n") == 1
+
+
+@pytest.mark.parametrize("setting", ["data_root", "model_root"])
+def test_a_folder_that_is_too_long_is_none(setting, tmp_path):
+    with pytest.raises(ConfigError, match=f"Expected {setting} to be a folder that exists"):
+        cli.execute(cli.compose([*RUN, f"{setting}={tmp_path}/{'x' * 300}"]))

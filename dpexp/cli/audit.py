@@ -40,7 +40,7 @@ import torch
 from dpexp import records
 from dpexp.attacks import distinguishing
 from dpexp.attacks import trials as two_worlds
-from dpexp.cli import lookup, verify
+from dpexp.cli import idle, lookup, verify
 from dpexp.cli.arguments import (
     changing,
     exit_code_of,
@@ -333,6 +333,7 @@ def _main(words: Sequence[str]) -> int:
     confidence = _confidence(config)
     runs = [of_one_run(subject, user) for subject in subjects]
     games = [of_distinguishing_game(subject, user) for subject in subjects]
+    idle.warn_of_all([*filter(None, runs), *games], user)
     stem = Path(config["results"]) / config["profile"]["name"] / name
     ids = {
         subject.name: None if run is None else records.run_id(run)

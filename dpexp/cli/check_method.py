@@ -32,6 +32,7 @@ from typing import Any
 from dpexp.attacks import distinguishing
 from dpexp.attacks import trials as two_worlds
 from dpexp.attacks.soundness import LATER, Verdict, check
+from dpexp.cli import idle
 from dpexp.cli.arguments import exit_code_of, split, text, whole
 from dpexp.cli.composition import compose
 from dpexp.cli.parts import build_parts
@@ -57,8 +58,11 @@ MOST = 40
 """Steps of the method that are looked at where none are named (ours)."""
 
 COMMON = ("task=digits", "profile=embedded")
-APART = ("augmentation", "averaging", "attack", "audit")
-"""Parts of a run that come before an example's gradient, after the step, or try the run."""
+APART = ("augmentation", "averaging", "holdout", "attack", "audit", "analysis", "tracking")
+"""Parts of a run that come before an example's gradient, after the step, or look at the run."""
+
+OF_THE_RUN = ("optimizer", "schedule", "eval_every", "ranks", "weights", "checkpoint", "wandb")
+"""Settings of what comes after the step, or of how a run is done, which every run has."""
 
 READERS = {"tries": whole(0), "climbs": whole(0), "trials": _trials, "steps": whole(2)}
 
@@ -72,6 +76,7 @@ def _main(words: Sequence[str]) -> int:
     own, overrides = split(words, READERS)
     trials = own.pop("trials", 200)
     config = compose([*COMMON, *overrides])
+    idle.warn(config, overrides)
     if "precision" in config["model"]:  # bfloat16's rounding would hide differences
         config["model"]["precision"] = "float32"
     parts = build_parts(config, ranks.choose_device(config["device"]))
@@ -79,7 +84,7 @@ def _main(words: Sequence[str]) -> int:
     verdict = check(parts, config["privacy"]["clip_norm"], seed=config["seed"], **own)
     for line in lines(config["method"]["name"], verdict):
         print(folded(line, sys.stdout), flush=True)
-    if apart := [f"{part}={config[part]['name']}" for part in APART if part in config]:
+    if apart := _apart(config, overrides):
         print(f"not looked at, as no part of the method: {', '.join(apart)}")
     name, findings = config["method"]["name"], list(_of_statement(config, parts))
     if trials and not (verdict.findings or findings) and _is_private(config):
@@ -87,6 +92,14 @@ def _main(words: Sequence[str]) -> int:
     for finding in findings:
         print(folded(f"{name}: differs: {finding}", sys.stdout))
     return 1 if verdict.findings or findings else 0
+
+
+def _apart(config: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
+    """Return what the check passes over: the parts that are chosen, and typed settings."""
+    chosen = {part: config[part] for part in APART if config.get(part)}
+    words = [f"{part}={node.get('name') or ','.join(node)}" for part, node in chosen.items()]
+    typed = idle.typed(overrides)
+    return words + [typed[place] for place in typed if place.partition(".")[0] in OF_THE_RUN]
 
 
 def _steps_of(config: Mapping[str, Any], parts: Parts) -> int:

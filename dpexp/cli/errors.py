@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import re
 import signal
@@ -118,10 +119,13 @@ def explain(error: Exception) -> str:
     if isinstance(cause, InterpolationKeyError) and cause.full_key:
         reason = str(cause).partition("\n")[0]
         group = cause.full_key.partition(".")[0]
+        parts = [part for part in ("task", "model", "method") if part != group]
+        # A tokenizer given to a set of texts does not make it fit a task of images.
+        own = f", or set {cause.full_key}" if group == "method" else ""
         return (
             f"Expected a run that {group} fits: {cause.full_key} takes its value from another "
-            f"setting, which this run lacks ({reason}). Choose another {group}, task, model or "
-            f"method, or set {cause.full_key}."
+            f"setting, which this run lacks ({reason}). Choose another "
+            f"{', '.join([group, *parts[:-1]])} or {parts[-1]}{own}."
         )
     if isinstance(cause, ConfigKeyError | ConfigAttributeError) and cause.parent_node is not None:
         place = str(cause.full_key)
@@ -326,6 +330,8 @@ def mistake(error: Exception) -> str | None:
     if isinstance(error, RuntimeError) and str(error).startswith("Unknown plugin class"):
         chosen = [w.partition("=")[2] for w in sys.argv if w.startswith("hydra/launcher=")]
         return unstarted(chosen[-1] if chosen else "of Hydra", error)
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:  # any path that was typed
+        return f"Expected a path that can be one; got {error.filename} (too long). Shorten it."
     return str(error) if isinstance(error, tuple(_reported())) else None
 
 

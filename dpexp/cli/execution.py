@@ -109,7 +109,7 @@ def _work_as_first_says(ranks: Any, config: dict[str, Any]) -> None:
 
 def _work(ranks: Any, config: dict[str, Any]) -> None:
     from dpexp import kernels
-    from dpexp.cli import validate
+    from dpexp.cli import idle, validate
     from dpexp.distributed import memory
     from dpexp.methods.wrapped import innermost
 
@@ -123,12 +123,12 @@ def _work(ranks: Any, config: dict[str, Any]) -> None:
             parts.model.load_state_dict(ranks.from_first(parts.model.state_dict()))
         if ranks.is_first and (line := validate.unscaled(config)):
             warn_caller(line)
-        # What wraps a method has its size too, also of one that never takes any.
-        takes_public = "public_size" in vars(innermost(parts.method))  # its settings may make it 0
-        if ranks.is_first and "public" in config and parts.task.public is None and not takes_public:
-            warn_caller(
-                f"public={config['public']['name']} has no effect: "
-                f"method={config['method']['name']} takes no public examples as it is set."
-            )
+        if ranks.is_first and "public" in config and not idle.knows_public(config):
+            takes_public = "public_size" in vars(innermost(parts.method))  # it may be 0
+            if parts.task.public is None and not takes_public:
+                warn_caller(
+                    f"public={config['public']['name']} has no effect: "
+                    f"method={config['method']['name']} takes no public examples as it is set."
+                )
         with failing_model(config):
             loop_of(config).train(config, parts, ranks)

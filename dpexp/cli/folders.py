@@ -104,7 +104,7 @@ def _of_searchpath(place: str) -> Path:
     from dpexp.types import ConfigError
 
     folder = Path(place.removeprefix(FILE)).absolute()
-    if not place.startswith(FILE) or not folder.is_dir():
+    if not place.startswith(FILE) or not os.path.isdir(folder):
         raise ConfigError(
             f"Expected {SEARCHPATH} to name folders, as file:///my/conf; got {place}."
             f"{_nearest(folder)} Set {SEARCHPATH}, or {OPTION} FOLDER."
@@ -117,8 +117,8 @@ def _folder(name: str) -> Path:
     from dpexp.types import ConfigError
 
     folder = Path(os.path.abspath(records.at_home(OPTION, name)))
-    if not folder.is_dir():
-        what = "that is a file" if folder.exists() else "there is none"
+    if not os.path.isdir(folder):
+        what = "that is a file" if os.path.exists(folder) else "there is none"
         raise ConfigError(
             f"Expected {OPTION} to name a folder; {what} at {name}.{_nearest(folder)} Set {OPTION}."
         )
@@ -129,7 +129,7 @@ def _nearest(folder: Path) -> str:
     """Return a sentence that names the folder that is spelt most alike, or ""."""
     found = Path(folder.anchor)
     for part in folder.parts[1:]:
-        if not (found / part).is_dir():
+        if not os.path.isdir(found / part):
             try:
                 there = [each.name for each in found.iterdir() if each.is_dir()]
             except OSError:  # not ours to read

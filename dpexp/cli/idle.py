@@ -33,6 +33,14 @@ def warn(config: Mapping[str, Any], overrides: Sequence[str], *, with_method: bo
     warn_of(config, typed(overrides), with_method=with_method)
 
 
+def warn_of_all(configs: Sequence[Mapping[str, Any]], overrides: Sequence[str]) -> None:
+    """Warn of overrides that several runs have, and none of them reads."""
+    said = typed(overrides)
+    ignored = [unread(config, said) for config in configs]
+    of_all = {place: word for place, word in said.items() if all(place in each for each in ignored)}
+    warn_of(configs[0], of_all)
+
+
 def typed(overrides: Sequence[str]) -> dict[str, str]:
     """Return a command line's words by the settings that they set."""
     return {word.lstrip("+").partition("=")[0]: word for word in overrides}
@@ -134,17 +142,29 @@ def _of_method(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _of_public(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield a public set that the method takes only as it is not set.
+    """Yield a public set that nothing takes.
 
-    Of a method that never takes any a run says so once its data are known.
+    Beside a method of one's own that does not state it, a run says so once its data are known.
     """
+    method = config["method"]
     try:
-        is_idle = states_public(config["method"]) and not public_examples(config)
+        if not knows_public(config) or public_examples(config):
+            return
     except (TypeError, ValueError, KeyError):  # as in `_of_method`
         return
-    if is_idle:
-        as_set = f"method={config['method']['name']} as it is set"
-        yield from ((f"public{key}", as_set) for key in ("", *(f".{k}" for k in config["public"])))
+    takes_some = states_public(method)
+    beside = f"method={method['name']}" + (
+        " as it is set" if takes_some else ", which takes no public examples"
+    )
+    yield from ((f"public{key}", beside) for key in ("", *(f".{k}" for k in config["public"])))
+
+
+def knows_public(config: Mapping[str, Any]) -> bool:
+    """Return whether it is known before a run which public examples it takes."""
+    takers = [config["method"], *(config.get("analysis") or {}).values()]
+    return "loop" not in config and all(
+        states_public(each) or str(each["_target_"]).startswith("dpexp.") for each in takers
+    )
 
 
 def _of_dropout(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -335,10 +335,7 @@ def _warn_of_idle(request: Request, configs: Sequence[dict[str, Any]]) -> None:
         methods = ",".join(request.methods)
         warn_caller(f"eps={request.eps} has no effect: methods={methods} has no noise, and so no "
                     "privacy. Leave it out.")  # fmt: skip
-    unread = [idle.unread(config, idle.typed(request.overrides)) for config in configs]
-    for word in request.overrides:
-        if all(idle.typed([word]).keys() & each.keys() for each in unread):
-            idle.warn(configs[0], [word])
+    idle.warn_of_all(configs, request.overrides)
 
 
 def main(words: Sequence[str]) -> int:

@@ -6,6 +6,7 @@ that is missing is a mistake, also where nothing would be read from it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,10 @@ def require_named(config: Mapping[str, Any]) -> None:
         ConfigError: naming the setting.
     """
     for place, folder in _named("", config):
-        if not Path(folder).expanduser().is_dir():
+        path = Path(folder).expanduser()
+        if not os.path.isdir(path):  # Path.is_dir raises for a name that is too long
             key = place.rpartition(".")[2]
-            found = "a file" if Path(folder).expanduser().exists() else "no such folder"
+            found = "a file" if os.path.exists(path) else "no such folder"
             raise ConfigError(
                 f"Expected {place} to be a folder that exists; got {place}={folder} ({found}). Set "
                 f"{place}, or leave it out for {DEFAULTS[key]}, and the hub where that has none."

@@ -18,6 +18,7 @@ Exit code: 0 if every certificate holds; 1 if one does not; else 2 if a path is 
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -47,7 +48,7 @@ READ = ("config.yaml", "result.json", "privacy.json", "metrics.jsonl", WEIGHTS)
 
 def verify(directory: Path) -> tuple[int, list[str]]:
     """Check one run's directory; return its exit code and its lines."""
-    if not directory.is_dir():
+    if not os.path.isdir(directory):
         return NO_RUN, [f"Expected a run's directory; there is none at {directory}."]
     record = records.read(directory)
     if record is None:

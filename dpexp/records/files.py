@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Callable
@@ -21,6 +22,13 @@ VARIABLE = r"\$([A-Za-z_]\w*)"
 
 class RecordError(RuntimeError):
     """A record could not be written. The message is one line; the old file survives."""
+
+
+def unmade(path: Path, error: OSError) -> RecordError:
+    """Return the error of a run whose folder or file cannot be made below `results`."""
+    is_long = error.errno == errno.ENAMETOOLONG
+    remedy = "a shorter path" if is_long else "a folder that can be written to"
+    return RecordError(f"Cannot make {path}: {error.strerror}. Set results to {remedy}.")
 
 
 def replace_file(

@@ -14,7 +14,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout, lock_descriptor
 
-from dpexp.records.files import RecordError
+from dpexp.records.files import RecordError, unmade
 from dpexp.records.record import locate
 from dpexp.warned import warn_caller
 
@@ -99,10 +99,7 @@ def _acquire(lock: FileLock, path: Path) -> None:
             if is_gone and attempt < ATTEMPTS:
                 continue
             if error.errno not in NO_LOCKS:
-                raise RecordError(
-                    f"Cannot make {path}: {error.strerror}. Set results to a folder that can be "
-                    "written to."
-                ) from error
+                raise unmade(path, error) from error
             warn_caller(
                 f"The file system of {path} has no locks ({error.strerror}): do not start a run "
                 "twice at the same time."

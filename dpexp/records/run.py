@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from dpexp.records.files import TEMPORARY, RecordError, replace_file, write_atomically
+from dpexp.records.files import TEMPORARY, RecordError, replace_file, unmade, write_atomically
 from dpexp.records.ledger import LEDGER
 from dpexp.records.predictions import PREDICTIONS, packed
 from dpexp.records.record import METRICS, contents, lines_of, load, locate, read, run_id
@@ -109,10 +109,7 @@ class Run:
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise RecordError(
-                f"Cannot make {self.directory}: {error.strerror}. Set results to a folder that "
-                "can be written to."
-            ) from error
+            raise unmade(self.directory, error) from error
         text = yaml.safe_dump(self.config, sort_keys=False)
         write_atomically(self.directory / "config.yaml", text)
         self.status = "fresh"

@@ -280,6 +280,9 @@ def test_an_audit_is_not_written_over_by_one_of_other_settings(tmp_path, capsys)
         assert line.count("\n") == 1 and len(list(runs.iterdir())) == 1
     assert page.read_text() == before and page.with_suffix(".csv").read_text() == table
     assert audit.main(["eps=8", *words]) == 0  # in another order they are the same
+    assert "has no effect" not in capsys.readouterr().err
+    assert audit.main([*words, "eps=8", "public=shapes"]) == 2  # another page
+    assert "warning: public=shapes has no effect with method=dpsgd" in capsys.readouterr().err
     assert page.read_text() == before
     assert audit.main([*words, "eps=8", "audit.confidence=0.9", "name=sure"]) == 0
     sure = page.with_name("sure.md").read_text()

@@ -70,10 +70,16 @@ def test_the_steps_of_an_epoch_are_looked_at_unless_fewer_are_named(steps, is_fo
 def test_what_is_beside_the_method_is_said_not_to_be_looked_at(capsys):
     """A break of the views, each clipped by itself, passed with augmentation named."""
     quick = ["tries=0", "climbs=0", "trials=0", "steps=2", "device=cpu", "model=linear"]
-    apart = ["augmentation=crop_flip", "averaging=ema", "audit=one_run"]
-    assert check_method.main(["method=dpsgd", *apart, *quick]) == 0
-    said = f"not looked at, as no part of the method: {', '.join(apart)}\n"
-    assert said in capsys.readouterr().out
+    apart = ["augmentation=crop_flip", "averaging=ema", "holdout=train", "audit=one_run"]
+    apart += ["analysis=stable_rank,noise_norm", "tracking=csv", "schedule=constant"]
+    apart += ["weights=keep", "checkpoint.steps=3"]
+    words = ["analysis=[stable_rank,noise_norm]" if "analysis" in word else word for word in apart]
+    assert (
+        check_method.main(["method=dpsgd", *words, "public=shapes", "holdout.size=20", *quick]) == 0
+    )
+    printed = capsys.readouterr()
+    assert f"not looked at, as no part of the method: {', '.join(apart)}\n" in printed.out
+    assert "warning: public=shapes has no effect with method=dpsgd" in printed.err
 
 
 class Shrinking(OnHead):
