@@ -103,3 +103,11 @@ def test_scores_that_another_process_finds_meanwhile_are_not_found_again(conf): 
     assert len(tried) == 2
     scores = [each.scores for each in known(conf).values()]
     assert [*scores[0].values()] == [70.0, 71.0, 71.0, 71.0] and {*scores[1].values()} == {71.0}
+
+
+def test_a_search_says_what_it_has_found_before_an_earlier_run_has_ended(capfd):
+    """An error or Ctrl-C ends all runs, and a score that was not said was lost."""
+    words = ["method=dpsgd", "task=digits", "model=linear", "device=cpu", "batch_size=1437"]
+    assert search.main([*words, "epochs=400,1", "workers=2"]) == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert ["epochs=1 " in line for line in lines] == [True, False]
