@@ -23,6 +23,18 @@ class RecordError(RuntimeError):
     """A record could not be written. The message is one line; the old file survives."""
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it, unless they are there.
+
+    Raises:
+        RecordError: if it cannot be made, e.g. on a disk that is read-only.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RecordError(f"Cannot make {folder}: {error.strerror}.") from error
+
+
 def replace_file(
     path: Path, write: Callable[[IO[bytes]], None], *, is_lasting: bool = True
 ) -> None:
