@@ -6,6 +6,7 @@ import pickle
 import re
 import signal
 import struct
+import warnings
 from multiprocessing.connection import Connection
 
 from dpexp.cli import errors, many, search, tune
@@ -36,6 +37,7 @@ def work(task):
             os.write(sent.fileno(), struct.pack("!i", 100) + b"some")
             os.kill(os.getpid(), signal.SIGKILL)
         case "says":
+            warnings.warn("said before it", stacklevel=1)
             progress.say("its examples are few")
     return f"{task} done"
 
@@ -43,6 +45,7 @@ def work(task):
 def test_every_end_reaches_who_asked_and_what_is_not_wanted_any_more_is_left(capfd):
     tasks = {key: key for key in ("refused", "odd", "dies", "left", "says", "fine")}
     ends = {}
+    errors.show_warning("said before it")
 
     def take(key, ended, say):
         ends[key] = ended
@@ -58,7 +61,7 @@ def test_every_end_reaches_who_asked_and_what_is_not_wanted_any_more_is_left(cap
     assert type(died) is Died and "code -9" in errors.mistake(died)  # one line for the user
     printed = capfd.readouterr()
     assert sorted(printed.out.splitlines()) == sorted(f"took {key}" for key in ends)
-    assert printed.err == "its examples are few\n"
+    assert printed.err == "warning: said before it\nits examples are few\n"
 
 
 def test_programs_send_what_another_process_can_import():
@@ -103,3 +106,11 @@ def test_scores_that_another_process_finds_meanwhile_are_not_found_again(conf): 
     assert len(tried) == 2
     scores = [each.scores for each in known(conf).values()]
     assert [*scores[0].values()] == [70.0, 71.0, 71.0, 71.0] and {*scores[1].values()} == {71.0}
+
+
+def test_a_search_says_what_it_has_found_before_an_earlier_run_has_ended(capfd):
+    """An error or Ctrl-C ends all runs, and a score that was not said was lost."""
+    words = ["method=dpsgd", "task=digits", "model=linear", "device=cpu", "batch_size=1437"]
+    assert search.main([*words, "epochs=400,1", "workers=2"]) == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert ["epochs=1 " in line for line in lines] == [True, False]

@@ -254,7 +254,7 @@ def write(rows: Sequence[Row], above: Sequence[str], stem: Path) -> list[Path]:
         above: the lines above the table.
         stem: path without suffix.
     """
-    stem.parent.mkdir(parents=True, exist_ok=True)
+    records.make_folder(stem.parent)
     text = io.StringIO()
     table = csv.DictWriter(text, [field.name for field in fields(Row)], lineterminator="\n")
     table.writeheader()

@@ -227,7 +227,7 @@ REPORTED = {
 }
 """By module, the errors that are the user's, or that say what they have to."""
 
-_WARNED: set[str] = set()
+WARNED: set[str] = set()
 """Warnings that this process has said."""
 
 
@@ -270,8 +270,8 @@ def show_warning(message: Warning | str, *_: Any) -> None:
     from dpexp.training.progress import say
 
     line = f"warning: {message}"
-    if line not in _WARNED:
-        _WARNED.add(line)
+    if line not in WARNED:
+        WARNED.add(line)
         say(line)
 
 

@@ -313,7 +313,7 @@ def is_of(page: Path, request: Request, configs: Sequence[dict[str, Any]]) -> bo
 def write(request: Request, configs: list[dict], attacked: list[Attacked]) -> list[Path]:
     """Write all four files; return their paths."""
     title, paths = heading(request, configs[0]), files(request, configs[0])
-    paths[0].parent.mkdir(parents=True, exist_ok=True)
+    records.make_folder(paths[0].parent)
     texts = {"md": summary(title, request, configs, attacked), "csv": curves(attacked)}
     for path, content in zip(paths, texts.values(), strict=False):
         records.write_atomically(path, content)

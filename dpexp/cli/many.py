@@ -62,12 +62,13 @@ def run(
     Raises:
         ConfigError: see `build.Report`.
     """
+    from dpexp.cli.errors import WARNED
     from dpexp.cli.execution import execute, saying
     from dpexp.distributed.cores import cores
     from dpexp.training.overview import Overview
 
     total, do = sum(len(jobs) for jobs, _ in parts), partial(saying, execute)
-    with closing(Overview(total)) as overview:
+    with closing(Overview(total, said=WARNED)) as overview:
         report = build.Report(total, results, overview.report, stop_at_mistake)
         for jobs, asked in parts:
             if jobs:
@@ -93,6 +94,7 @@ def each(
             raises ends all.
         is_wanted: whether a task that has not begun is still to be done.
     """
+    from dpexp.cli.errors import WARNED
     from dpexp.cli.execution import saying
     from dpexp.distributed.cores import cores
     from dpexp.training.overview import Overview
@@ -105,7 +107,7 @@ def each(
     queue = list(reversed(list(enumerate(tasks))))
     keys = {str(place): key for place, key in queue}
     with (
-        closing(Overview(len(tasks))) as overview,
+        closing(Overview(len(tasks), said=WARNED)) as overview,
         Pool(partial(saying, do), overview, num, max(1, cores() // num)) as pool,
     ):
         while queue or pool.is_busy:

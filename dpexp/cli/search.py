@@ -8,8 +8,8 @@ the other fifth; a fixed seed selects it, the same for all runs. The batch size 
 the setting's, so that sampling rate, steps and noise multiplier stay. The test set is never used.
 Nothing is recorded, but a run that was interrupted goes on from its last checkpoint when it is
 asked for again. Runs go side by side, one a core as far as memory goes, or one on a GPU; workers=2
-sets how many. Each prints a line, with its accuracy in percent, or with an error's
-name and value; less of an error is better. The epsilon does not account for this choice of
+sets how many. Each prints a line as it ends, with its accuracy in percent, or with an error's name
+and value; less of an error is better. The epsilon does not account for this choice of
 hyperparameters (docs/privacy/index.md). Exit code: 0; 2 for a user error.
 """
 
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 import sys
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
@@ -145,14 +144,11 @@ def _main(words: Sequence[str]) -> int:
         typed = idle.typed(chosen)
         if not composed["privacy"]["noise"] and (eps := typed.get("eps", typed.get("privacy.eps"))):
             warn_caller(f"{eps} has no effect: noise is off, so is privacy.")
-    waiting, lines = deque(chosen for chosen, _ in tried), {}
 
-    def take(chosen: Sequence[str], ended: Ended, say: many.Say) -> None:
+    def take(_: Sequence[str], ended: Ended, say: many.Say) -> None:
         if ended.error is not None:
             raise ended.error
-        lines[chosen] = ended.value
-        while waiting and waiting[0] in lines:  # in the order that was typed
-            say(lines[waiting.popleft()])
+        say(ended.value)  # at once, as nothing else keeps it: Ctrl-C or another's error ends all
 
     num = many.number([composed for _, composed in tried], own.get("workers"))
     many.each(_line, {chosen: chosen for chosen, _ in tried}, num, take)

@@ -30,18 +30,17 @@ from __future__ import annotations
 import math
 import os
 import statistics
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from filelock import lock_descriptor
 
-from dpexp.cli import errors, folders, groups, lookup, many, search
+from dpexp import records
+from dpexp.cli import errors, folders, groups, lookup, many, search, validate
 from dpexp.cli.arguments import changing, exit_code_of, split, truth
 from dpexp.cli.artifact import Request, is_picked, parse
 from dpexp.cli.composition import compose
@@ -50,6 +49,7 @@ from dpexp.distributed.pool import Ended
 from dpexp.reporting.collect import build, cells
 from dpexp.reporting.schema import spec, tuned
 from dpexp.reporting.schema.artifact import Artifact, Column, Key, Profile, Row
+from dpexp.training import progress
 from dpexp.types import ConfigError, MissingData, one_line
 
 Attempt = Callable[[Sequence[str]], float]
@@ -193,8 +193,7 @@ def _main(attempt: Attempt, words: Sequence[str]) -> int:
     for (of_cell, points), places in together.items():
         name = cells.cell_name(*places[0], profile)
         try:
-            config = compose([*context, *of_cell, *points[0]])
-            data = lookup.examples_here(config)
+            data = lookup.examples_here(compose([*context, *of_cell, *points[0]]))
         except MissingData as error:
             _say_missing(name, error)
             continue
@@ -209,9 +208,12 @@ def _main(attempt: Attempt, words: Sequence[str]) -> int:
         cell = Cell(name, keys, points, tuned.Tried(scores, seeds, settings, data), is_anew)
         if scores and any(found.get(key) != old for key in keys):
             keep(cell)
-        for point, seed in product(filter(cell.lacks, points), seeds):
-            trials[Trial(cell, point, seed)] = (*context, *of_cell, *point, f"seed={seed}")
-            configs.append(config)
+        for point in filter(cell.lacks, points):
+            config = compose([*context, *of_cell, *point])
+            validate.check_values(config)  # the last one's mistake costs no run of the first
+            for seed in seeds:
+                trials[Trial(cell, point, seed)] = (*context, *of_cell, *point, f"seed={seed}")
+                configs.append(config)
 
     def is_wanted(trial: Trial) -> bool:
         trial.cell.join(known())
@@ -262,7 +264,7 @@ def _together(
 
 
 def _say_missing(name: str, error: MissingData) -> None:
-    print(f"{name}: no data: {one_line(error)}", file=sys.stderr)
+    progress.say(f"{name}: no data: {one_line(error)}")
 
 
 def _others(old: tuned.Tried | None, settings: str, data: str) -> str:
@@ -302,7 +304,7 @@ def _drop_stale(path: Path, artifact: Artifact, profile: str, reset: bool) -> No
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """Lock the file's folder, so that processes do not overwrite each other's scores."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    records.make_folder(path.parent)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         lock_descriptor(folder)

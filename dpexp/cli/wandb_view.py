@@ -34,7 +34,7 @@ from dpexp.cli import folders, groups
 from dpexp.cli.arguments import exit_code_of, only, text, truth
 from dpexp.cli.config_cache import Configs
 from dpexp.cli.suite import OWN, PAPERS, choose
-from dpexp.records import write_atomically
+from dpexp.records import make_folder, write_atomically
 from dpexp.reporting.collect import cells
 from dpexp.reporting.schema import spec
 from dpexp.training.dashboard import score_of
@@ -194,7 +194,7 @@ def _main(words: Sequence[str]) -> int:
     configs = planned(paper, profile, request["own"])
     specified = view(paper, profile, configs, request["project"], request["entity"])
     path = Path(request["results"]) / profile / paper / "wandb.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     write_atomically(path, json.dumps(specified, indent=2) + "\n")
     print(path)
     if request["send"]:

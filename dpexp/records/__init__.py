@@ -2,7 +2,7 @@
 
 from dpexp.records.binding import OF_A_LINE, Binding, bind, is_older
 from dpexp.records.diagnostics import DIAGNOSTICS, without_diagnostics
-from dpexp.records.files import RecordError, at_home, replace_file, write_atomically
+from dpexp.records.files import RecordError, at_home, make_folder, replace_file, write_atomically
 from dpexp.records.kinds import wrong_kinds
 from dpexp.records.ledger import LEDGER, Ledger, Mark, read_mark
 from dpexp.records.lock import Busy, held, is_held
@@ -64,6 +64,7 @@ __all__ = [
     "is_held",
     "is_older",
     "locate",
+    "make_folder",
     "picture",
     "profile_of",
     "present_names",

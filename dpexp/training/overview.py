@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from collections.abc import Iterable
 from typing import TextIO
 
 from tqdm import tqdm
@@ -30,15 +31,16 @@ class Overview:
     Args:
         total: number of runs.
         stream: where to draw; standard error by default.
+        said: lines that were said before.
     """
 
-    def __init__(self, total: int, stream: TextIO | None = None) -> None:
+    def __init__(self, total: int, stream: TextIO | None = None, said: Iterable[str] = ()) -> None:
         self._stream = stream or sys.stderr or io.StringIO()  # None if Python began without one
         shows = is_terminal(self._stream)
         self.prepare = tell if shows else tell_lines
         """What a process calls with a function that hands things on."""
         self._parts: dict[str, float] = {}
-        self._said: set[str] = set()
+        self._said = {*said}
         # Over the whole time, since runs differ: a rate of the last ones would jump.
         self._bar = tqdm(
             total=total,

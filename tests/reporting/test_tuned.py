@@ -8,12 +8,15 @@ import pytest
 
 from dpexp import cli
 from dpexp.cli import artifact as artifact_script
-from dpexp.cli import groups, lookup, tune
+from dpexp.cli import audit, groups, lookup, tune
 from dpexp.cli.config_cache import Configs
+from dpexp.records import RecordError
 from dpexp.reporting.collect import cells
 from dpexp.reporting.schema import spec, tuned
+from dpexp.training.overview import Overview
 from dpexp.types import ConfigError, MissingData
 from tests.runs import one_process  # noqa: F401
+from tests.test_overview import a_terminal
 
 TABLE = """
 title: "A grid"
@@ -642,3 +645,31 @@ def test_what_a_row_says_of_columns_is_checked(conf, old, new, says):
     path.write_text(text.replace(old, new), encoding="utf-8")
     with pytest.raises(ConfigError, match=re.escape(says)):
         spec.load(conf, "made", "table1")
+
+
+def test_a_mistake_in_the_last_point_costs_no_run_of_the_first(conf, capsys):
+    changed(conf, "epochs=2 privacy.clip_norm=2", "epochs=2 privacy.clip_norm=-2")
+    tried, attempt = counting()
+    assert tune.main(["table1", "paper=made"], attempt) == 2 and not tried
+    assert "Expected privacy.clip_norm" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("place", ["tuned", "mine"])
+def test_a_folder_that_cannot_be_made_is_told_in_a_line(place, conf, capsys):
+    (conf / place).write_text("a file")
+    if place == "tuned":
+        assert tune.main(["table1", "paper=made"], seventy) == 2
+        assert capsys.readouterr().err.startswith("error: Cannot make")
+    else:
+        with pytest.raises(RecordError, match="Cannot make"):
+            audit.write([], [], conf / place / "digits")
+
+
+def test_what_a_cell_lacks_is_said_above_the_bar():
+    with a_terminal() as shown:
+        overview = Overview(2)
+        shown("of 2 runs")
+        tune._say_missing("private, eps8", MissingData("digits is not here"))
+        before, line, _ = shown("of 2 runs").partition("private, eps8: no data")
+        overview.close()
+    assert line and "|" not in before

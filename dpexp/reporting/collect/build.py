@@ -42,10 +42,7 @@ def save(path: Path, content: str | bytes) -> None:
     Raises:
         RecordError: the disk is full or the folder can't be written; the old file survives.
     """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise records.RecordError(f"Cannot make {path.parent}: {error.strerror}.") from error
+    records.make_folder(path.parent)
     data = content.encode() if isinstance(content, str) else content
 
     def fill(file: IO[bytes]) -> None:
