@@ -9,6 +9,8 @@ import struct
 import warnings
 from multiprocessing.connection import Connection
 
+import pytest
+
 from dpexp.cli import errors, many, search, tune
 from dpexp.cli.execution import execute
 from dpexp.distributed.pool import Died
@@ -59,6 +61,8 @@ def test_every_end_reaches_who_asked_and_what_is_not_wanted_any_more_is_left(cap
     assert type(odd) is RuntimeError and str(odd) == "Odd: only half"
     assert all("in work" in each.__notes__[0] for each in (refused, odd))  # where it was raised
     assert type(died) is Died and "code -9" in errors.mistake(died)  # one line for the user
+    assert str(many.named("lr=1", died)).startswith("lr=1: the process died")
+    assert many.named("lr=1", refused) is refused
     printed = capfd.readouterr()
     assert sorted(printed.out.splitlines()) == sorted(f"took {key}" for key in ends)
     assert printed.err == "warning: said before it\nits examples are few\n"
@@ -108,6 +112,7 @@ def test_scores_that_another_process_finds_meanwhile_are_not_found_again(conf): 
     assert [*scores[0].values()] == [70.0, 71.0, 71.0, 71.0] and {*scores[1].values()} == {71.0}
 
 
+@pytest.mark.long
 def test_a_search_says_what_it_has_found_before_an_earlier_run_has_ended(capfd):
     """An error or Ctrl-C ends all runs, and a score that was not said was lost."""
     words = ["method=dpsgd", "task=digits", "model=linear", "device=cpu", "batch_size=1437"]

@@ -50,7 +50,7 @@ def test_the_test_set_is_not_looked_at(method, monkeypatch):
 
 
 def test_values_with_commas_are_tried_in_all_combinations(capsys):
-    words = ["a=1,2", "b=x", "c=[1,2]", "~d"]
+    words = ["a=1,2,1", "b=x", "c=[1,2]", "~d"]
     assert search.combinations(words) == [
         ("a=1", "b=x", "c=[1,2]", "~d"),
         ("a=2", "b=x", "c=[1,2]", "~d"),

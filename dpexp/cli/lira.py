@@ -133,9 +133,9 @@ def of_seeds(config: dict[str, Any], num: int) -> list[dict[str, Any]]:
 def train(configs: Sequence[dict[str, Any]], workers: int | None) -> None:
     """Train the models that are not there, side by side."""
 
-    def take(_: str, ended: Ended, say: many.Say) -> None:
+    def take(run: str, ended: Ended, say: many.Say) -> None:
         if ended.error is not None:
-            raise ended.error
+            raise many.named(f"run {run}", ended.error)
 
     missing = {records.run_id(config): config for config in configs
                if not records.find(config["results"], config)}  # fmt: skip

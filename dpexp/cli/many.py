@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dpexp.distributed.pool import Ended, Pool
+from dpexp.distributed.pool import Died, Ended, Pool
 from dpexp.reporting.collect import build, workers
 from dpexp.reporting.collect.cells import Job
 
@@ -117,9 +117,19 @@ def each(
                     pool.begin(str(place), tasks[key])
                 else:
                     overview.at(str(place), 1.0)
-            for name, ended in pool.ended() if pool.is_busy else ():
+            ends = pool.ended() if pool.is_busy else []
+            for name, ended in sorted(ends, key=_is_error):  # last, as it may end all
                 overview.at(name, 1.0)
                 take(keys[name], ended, overview.report)
+
+
+def named(name: str, error: Exception) -> Exception:
+    """Return a task's error to be raised; that its process died is said of its name."""
+    return Died(f"{name}: {error}") if isinstance(error, Died) else error
+
+
+def _is_error(end: tuple[str, Ended]) -> bool:
+    return end[1].error is not None
 
 
 def _attempt(do: Callable[[Any], Any], task: Any) -> Ended:

@@ -117,13 +117,13 @@ def is_error(metric: str) -> bool:
 
 
 def combinations(words: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return all combinations of the words' values; a list or mapping is one value."""
+    """Return all combinations of the words' values, each once; a list or mapping is one value."""
     choices = []
     for word in words:
         key, equals, values = word.partition("=")
         given = [values] if set("[{") & set(values) else values.split(",")
         choices.append([f"{key}{equals}{value}" for value in given])
-    return list(product(*choices))
+    return list(dict.fromkeys(product(*choices)))
 
 
 def main(words: Sequence[str]) -> int:
@@ -145,9 +145,9 @@ def _main(words: Sequence[str]) -> int:
         if not composed["privacy"]["noise"] and (eps := typed.get("eps", typed.get("privacy.eps"))):
             warn_caller(f"{eps} has no effect: noise is off, so is privacy.")
 
-    def take(_: Sequence[str], ended: Ended, say: many.Say) -> None:
+    def take(chosen: Sequence[str], ended: Ended, say: many.Say) -> None:
         if ended.error is not None:
-            raise ended.error
+            raise many.named(" ".join(chosen), ended.error)
         say(ended.value)  # at once, as nothing else keeps it: Ctrl-C or another's error ends all
 
     num = many.number([composed for _, composed in tried], own.get("workers"))

@@ -226,7 +226,7 @@ def _main(attempt: Attempt, words: Sequence[str]) -> int:
                 _say_missing(cell.name, ended.error)
             cell.lacks_data = True
         elif ended.error is not None:
-            raise ended.error
+            raise many.named(" ".join((cell.name, *trial.point)), ended.error)
         elif line := cell.scored(trial, ended.value):
             say(line)
             keep(cell)

@@ -24,13 +24,13 @@ class RecordError(RuntimeError):
     """A record could not be written. The message is one line; the old file survives."""
 
 
-<<<<<<< HEAD
 def unmade(path: Path, error: OSError) -> RecordError:
     """Return the error of a run whose folder or file cannot be made below `results`."""
     is_long = error.errno == errno.ENAMETOOLONG
     remedy = "a shorter path" if is_long else "a folder that can be written to"
     return RecordError(f"Cannot make {path}: {error.strerror}. Set results to {remedy}.")
-=======
+
+
 def make_folder(folder: Path) -> None:
     """Make a folder and those above it, unless they are there.
 
@@ -41,7 +41,6 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RecordError(f"Cannot make {folder}: {error.strerror}.") from error
->>>>>>> poolC
 
 
 def replace_file(
