@@ -26,6 +26,7 @@ import csv
 import io
 import math
 import re
+import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -56,6 +57,7 @@ from dpexp.cli.execution import execute
 from dpexp.cli.parts import require_begin
 from dpexp.distributed.pool import Ended
 from dpexp.privacy.calibration import check_privacy
+from dpexp.reporting.collect import build
 from dpexp.reporting.render.style import COLOURS, DASHED, DPI, GREY, STYLE
 from dpexp.types import ConfigError, counted
 from dpexp.warned import warn_caller
@@ -131,16 +133,20 @@ def of_seeds(config: dict[str, Any], num: int) -> list[dict[str, Any]]:
 
 
 def train(configs: Sequence[dict[str, Any]], workers: int | None) -> None:
-    """Train the models that are not there, side by side."""
+    """Train the models that are not there, side by side; wait for those of another process."""
 
     def take(run: str, ended: Ended, say: many.Say) -> None:
-        if ended.error is not None:
+        if ended.error is not None and not isinstance(ended.error, records.Busy):
             raise many.named(f"run {run}", ended.error)
 
-    missing = {records.run_id(config): config for config in configs
-               if not records.find(config["results"], config)}  # fmt: skip
-    if missing:
-        many.each(execute, missing, many.number([*missing.values()], workers), take)
+    def missing() -> dict[str, dict[str, Any]]:
+        return {records.run_id(config): config for config in configs
+                if not records.find(config["results"], config)}  # fmt: skip
+
+    while to_do := missing():
+        many.each(execute, to_do, many.number([*to_do.values()], workers), take)
+        if any(records.is_held(config["results"], config) for config in configs):
+            time.sleep(build.PAUSE)
 
 
 def shadows(config: dict[str, Any], num: int) -> Attacked:

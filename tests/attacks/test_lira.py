@@ -3,6 +3,9 @@
 import json
 import math
 import re
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -10,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from scipy.stats import norm
 
-from dpexp import cli
+from dpexp import cli, records
 from dpexp.attacks import lira
 from dpexp.attacks.roc import roc
 from dpexp.attacks.shadow import half
@@ -290,7 +293,17 @@ def test_an_attacked_method_is_named_by_what_is_certified(words, label, remark, 
 def test_an_attack_is_not_written_over_by_one_on_other_models(tmp_path, capsys):
     words = [*DIGITS, "model=linear", "epochs=0.2", f"results={tmp_path}"]
     words += ["methods=dpsgd", "shadows=4"]
-    assert script.main([*words, "eps=3"]) == 0
+    elsewhere = {**script.compose(script.parse([*words, "eps=3"]), "dpsgd"), "seed": 1}
+    began = threading.Event()
+
+    def hold():
+        with records.held(tmp_path, elsewhere):  # as another process that is executing it does
+            began.set()
+            time.sleep(1)
+
+    with ThreadPoolExecutor() as pool:
+        pool.submit(hold)
+        assert began.wait(10) and script.main([*words, "eps=3"]) == 0
     page = tmp_path / "embedded" / "lira" / "digits.md"
     before = page.read_text()
     capsys.readouterr()
