@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from dpexp.cli import errors, many, search, tune
+from dpexp.cli import audit, errors, many, search, tune
 from dpexp.cli.execution import execute
 from dpexp.distributed.pool import Died
 from dpexp.training import progress
@@ -69,7 +69,7 @@ def test_every_end_reaches_who_asked_and_what_is_not_wanted_any_more_is_left(cap
 
 
 def test_programs_send_what_another_process_can_import():
-    for do in (search._line, tune.attempt_of_accuracy, execute):
+    for do in (search._line, tune.attempt_of_accuracy, execute, audit.audit):
         assert pickle.loads(pickle.dumps(do)) is do
 
 

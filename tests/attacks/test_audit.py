@@ -13,7 +13,7 @@ from dpexp.attacks import bounds, distinguishing
 from dpexp.attacks.audit import curve_bound, toss
 from dpexp.attacks.bounds_curves import gaussian_epsilon
 from dpexp.attacks.canaries import Canaried
-from dpexp.cli import audit, audited
+from dpexp.cli import audit, audit_page, audited
 from dpexp.cli.lookup import outcome
 from dpexp.distributed.ranks import Ranks
 from dpexp.pate.votes import build_votes
@@ -311,11 +311,9 @@ def test_every_private_method_is_a_subject_that_composes():
 
 
 def test_what_is_no_word_of_its_own_is_an_override():
-    subjects, trials, _, _, user = audit.parse(
-        ["trials=4", "~schedule", "+model.x=1", "methods=rgp"]
-    )
-    assert ([subject.name for subject in subjects], trials) == (["rgp"], 4)
-    assert user == ["~schedule", "+model.x=1"]
+    request = audit.parse(["trials=4", "~schedule", "+model.x=1", "methods=rgp"])
+    assert ([subject.name for subject in request.subjects], request.trials) == (["rgp"], 4)
+    assert request.overrides == ("~schedule", "+model.x=1")
 
 
 def test_a_mistake_in_the_game_costs_no_run(tmp_path, capsys):
@@ -343,11 +341,12 @@ def test_a_mistake_on_the_command_line_is_one_line(word, capsys):
 
 def test_make_audit_makes_the_committed_page_anew():
     """It is of these runs, and would be refused as another's if a default moved."""
-    subjects, trials, steps, name, user = audit.parse([])
+    request = audit.parse([])
     ids = {
         subject.name: config and records.run_id(config)
-        for subject in subjects
-        for config in [audit.of_one_run(subject, user)]
+        for subject in request.subjects
+        for config in [audit.of_one_run(subject, request.overrides)]
     }
-    stem = cli.CONF.parent / "results" / "embedded" / name
-    assert audit._is_of(stem, audit.opening(trials, steps, 0.95, user), ids)
+    stem = cli.CONF.parent / "results" / "embedded" / request.name
+    above = audit_page.opening(request.trials, request.steps, 0.95, request.overrides)
+    assert audit_page.is_of(stem, above, ids)

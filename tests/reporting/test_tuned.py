@@ -8,7 +8,7 @@ import pytest
 
 from dpexp import cli
 from dpexp.cli import artifact as artifact_script
-from dpexp.cli import audit, groups, lookup, tune
+from dpexp.cli import audit_page, groups, lookup, tune
 from dpexp.cli.config_cache import Configs
 from dpexp.records import RecordError
 from dpexp.reporting.collect import cells
@@ -662,7 +662,7 @@ def test_a_folder_that_cannot_be_made_is_told_in_a_line(place, conf, capsys):
         assert capsys.readouterr().err.startswith("error: Cannot make")
     else:
         with pytest.raises(RecordError, match="Cannot make"):
-            audit.write([], [], conf / place / "digits")
+            audit_page.write([], [], conf / place / "digits")
 
 
 def test_what_a_cell_lacks_is_said_above_the_bar():
