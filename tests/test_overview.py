@@ -12,6 +12,7 @@ import pytest
 from dpexp.cli import many
 from dpexp.distributed import memory
 from dpexp.distributed.cores import cores
+from dpexp.reporting.collect import cells
 from dpexp.training import progress
 from dpexp.training.overview import Overview
 from dpexp.training.progress import Progress
@@ -89,9 +90,24 @@ def test_as_many_runs_go_side_by_side_as_cores_and_memory_hold(tmp_path, monkeyp
     assert many.number(runs(100), None) <= cores()
     assert many.number(runs(100, ranks=2), None) == 1
     little = tmp_path / "meminfo"
-    little.write_text("MemAvailable:    1000 kB\n")
     monkeypatch.setattr(memory, "MEMINFO", little)
+    little.write_text("MemAvailable:    1000 kB\n")
     assert many.number(runs(100), None) == 1
+    monkeypatch.setattr("dpexp.distributed.cores.cores", lambda: 8)
+    little.write_text("MemAvailable:    9500000 kB\n")
+    small = {"profile": {"name": "embedded"}, "model": {"name": "wrn10_1"}}
+    views, other = {**small, "augmentation": {"multiplicity": 4}}, {"model": {"name": "roberta"}}
+    assert many.number(runs(100, **small), None) in (6, 7)  # this process counts, and grows
+    for large in ({}, other, {**small, **other}, views):
+        assert many.number(runs(100, **large), None) == 2
+        assert many.number([*runs(99, **small), *runs(1, **large)], None) == 2
+    first, then = (
+        [cells.Job(("row", "column"), "name", (), 0, (), config) for config in runs(num, **kind)]
+        for num, kind in ((9, small), (3, views))
+    )
+    assert many.batches([*then[:2], *first, *then[2:]], None) == [first, then]
+    assert many.batches([*first, *then], 2) == [[*first, *then]] and many.batches([], None) == []
+    assert many.batches(first, None) == [first] and many.batches(then, None) == [then]
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no affinity")

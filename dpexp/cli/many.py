@@ -12,8 +12,13 @@ from dpexp.distributed.pool import Died, Ended, Pool
 from dpexp.reporting.collect import build, workers
 from dpexp.reporting.collect.cells import Job
 
-MEMORY_MB = 4000
-"""Megabytes that a run may take (ours): the tables' runs of real data take up to that on a CPU."""
+MEMORY_MB, SMALL_MB = 4500, 1500
+"""Megabytes that a run may take (ours). The tables' runs of real data, and those of several views
+of an image, take up to the first on a CPU; others of the embedded profile's own models take up to
+1,400."""
+
+SMALL = ("bert_tiny", "cnn", "linear", "wrn10_1")
+"""The embedded profile's models (conf/profile/embedded.yaml) that are this small."""
 
 Key = TypeVar("Key")
 
@@ -37,16 +42,31 @@ def number(configs: Sequence[Mapping[str, Any]], asked: int | None) -> int:
 
     if asked is None:
         room = memory.room_mb(torch.device("cpu"), 1)
-        fitting = cores() if room is None else int(room // MEMORY_MB)
+        most = max(map(_memory_mb, configs), default=0)
+        fitting = cores() if room is None else int(room // most)
         has_gpu = torch.cuda.is_available() and any(c.get("device") != "cpu" for c in configs)
         shares = not has_gpu and all(c.get("ranks", 1) in (1, "auto") for c in configs)
         asked = max(1, min(cores(), fitting)) if shares else 1
     return min(asked, len(configs))
 
 
+def _memory_mb(config: Mapping[str, Any]) -> int:
+    profile, model = ((config.get(group) or {}).get("name") for group in ("profile", "model"))
+    is_small = profile == "embedded" and model in SMALL and not config.get("augmentation")
+    return SMALL_MB if is_small else MEMORY_MB
+
+
 def of_jobs(jobs: Sequence[Job], asked: int | None) -> int:
     """Return `number` for the runs of a table."""
     return number([job.config or {} for job in jobs], asked)
+
+
+def batches(jobs: Sequence[Job], asked: int | None) -> list[Sequence[Job]]:
+    """Return runs in batches, those apart that memory lets go in more processes than all."""
+    small = [job for job in jobs if _memory_mb(job.config or {}) == SMALL_MB]
+    if not small or of_jobs(small, asked) <= of_jobs(jobs, asked):
+        return [jobs] if jobs else []
+    return [small, [job for job in jobs if _memory_mb(job.config or {}) != SMALL_MB]]
 
 
 def run(
@@ -70,8 +90,8 @@ def run(
     total, do = sum(len(jobs) for jobs, _ in parts), partial(saying, execute)
     with closing(Overview(total, said=WARNED)) as overview:
         report = build.Report(total, results, overview.report, stop_at_mistake)
-        for jobs, asked in parts:
-            if jobs:
+        for some, asked in parts:
+            for jobs in batches(some, asked):
                 num = of_jobs(jobs, asked)
                 threads = max(1, cores() // num)
                 workers.side_by_side(jobs, do, results, report, overview, num, threads)
