@@ -36,6 +36,8 @@ def test_an_exponential_average_is_the_sum_of_its_weights():
 
 
 def test_the_warm_up_forgets_the_first_weights_sooner():
+    rule = EMA(0.6, warm_up=True)
+    assert [rule.keeps(step, 20) for step in (0, 8, 17)] == [0.1, 0.5, 0.6]  # (1 + t) / (10 + t)
     assert averages(EMA(0.999, warm_up=True), [1.0] * 30)[-1] > 0.99
     assert averages(EMA(0.999, warm_up=False), [1.0] * 30)[-1] < 0.03
 

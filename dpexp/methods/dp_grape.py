@@ -126,11 +126,12 @@ class DPGRAPE(Method):
         Raises:
             ConfigError: if no matrix has more inputs than the rank.
         """
-        matrices = shapes_of(model, matrix_parameters(model, self._head))
+        shapes = shapes_of(model, matrix_parameters(model, self._head))
+        matrices = {name: shape for name, shape in shapes.items() if prod(shape[1:]) > 1}
         largest = max((prod(shape[1:]) for shape in matrices.values()), default=0)
         if not matrices or self._rank >= largest:
             found, ways = "the model has none", "model"
-            if matrices:  # of one input a matrix is none, so some rank is small enough
+            if matrices:  # of two inputs or more, so some rank is small enough
                 found, ways = f"the largest has {largest}", "method.rank, model,"
             raise ConfigError(
                 f"Expected a weight matrix besides the classifier with more inputs than rank="

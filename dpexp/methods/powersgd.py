@@ -69,13 +69,14 @@ class PowerSGD(DPSGD):
         """Return the shapes, and which matrices are projected.
 
         Raises:
-            ConfigError: if no layer is larger than the rank, or there is no matrix.
+            ConfigError: if no layer is larger than the rank, or no matrix has two rows and columns.
         """
         state = super().start(model)
-        matrices = {
+        shapes = {
             name: model.get_parameter(name).flatten(1).shape
             for name in matrix_parameters(model, self._head)
         }
+        matrices = {name: sides for name, sides in shapes.items() if min(sides) > 1}
         require_rank(1, model, matrices)
         largest = max(min(shape) for shape in matrices.values())
         if not 1 <= self._rank < largest:

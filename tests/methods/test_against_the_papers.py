@@ -214,6 +214,7 @@ def test_random_carriers_change_every_step_and_depend_on_no_weight():
     first = method.prepare(model, method.start(model), None, torch.Generator().manual_seed(0))
     second = method.prepare(model, first, None, torch.Generator().manual_seed(1))
     name = "hidden.weight"
+    assert not first["initial"]  # no copy that nothing reads
     assert not torch.allclose(first["left"][name], second["left"][name])
     with torch.no_grad():
         model.hidden.weight.zero_()

@@ -168,8 +168,9 @@ def test_a_setting_that_is_wrong_is_named(options, said):
         make(**options).start(TinyNet())
 
 
-def test_a_model_without_matrices_is_refused():
-    model = nn.Sequential()
+@pytest.mark.parametrize("sizes", [(), (1, 4)])
+def test_a_model_without_a_matrix_that_a_rank_could_fit_is_refused(sizes):
+    model = nn.Sequential(*(nn.Linear(*sizes) for _ in sizes[1:]))
     model.add_module("head", nn.Linear(4, 2))
     with pytest.raises(ConfigError, match=r"the model has none\. Set model or method=dpsgd"):
         make(rank=2).start(model)

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from torch import nn
 
 from dpexp import cli
 from dpexp.methods.dpsgd import DPSGD
@@ -138,6 +139,14 @@ def test_a_cold_start_draws_anew_every_step():
 def test_a_rank_that_projects_nothing_is_refused(rank):
     with pytest.raises(ConfigError, match=rf"rank in \[1, 6\].*rank={rank}\. Set method\.rank"):
         make(rank=rank).start(TinyNet())
+
+
+@pytest.mark.parametrize("sizes", [(), (1, 4)])
+def test_a_model_without_a_matrix_that_a_rank_could_fit_is_refused(sizes):
+    model = nn.Sequential(*(nn.Linear(*sizes) for _ in sizes[1:]))
+    model.add_module("head", nn.Linear(4, 3))
+    with pytest.raises(ConfigError, match="weight matrices besides the classifier.*Set model, or"):
+        make(rank=1).start(model)
 
 
 @pytest.mark.long

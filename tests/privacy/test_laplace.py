@@ -89,6 +89,7 @@ def test_amplification_is_undone(epsilon, q):
 
 def test_full_batches_are_not_amplified_and_no_noise_costs_everything():
     assert pure_epsilon(1.0, 0.5, [1.0] * 3) == pytest.approx(6.0)
+    assert pld_epsilon(1.0, 0.5, 3) == pytest.approx(6.0)
     assert pure_epsilon(0.5, 0.0, [1.0]) == math.inf == pld_epsilon(0.5, 0.0, 1)
     assert pure_epsilon(0.5, 0.0, []) == 0.0 == pld_epsilon(0.5, 1.0, 0)
 
