@@ -23,7 +23,7 @@ from dpexp.records.keeping import WORDS as KEPT
 from dpexp.training import tracking
 from dpexp.training.numbers import check_checkpoint, check_numbers
 from dpexp.training.tracking import MODES
-from dpexp.types import ConfigError, counted, require_word
+from dpexp.types import ConfigError, counted, require_word, setting_at
 
 GROUPS = {
     "profile": "profile=embedded",
@@ -50,6 +50,15 @@ NAMED = ("method", "model", "task", "profile", "public", "attack", "audit", "hol
 
 DATA = ("_target_", "repo", "config", "text_columns", "target", "columns")
 """Settings of a task without which it is another one."""
+
+COPIED = {
+    "audit.clip_norm": "privacy.clip_norm",
+    "audit.batch_size": "batch_size",
+    "audit.sampling": "privacy.sampling",
+    "method.batch_size": "batch_size",
+    "method.dataset_size": "task.dataset_size",
+}
+"""What an audit or a method of the suite is told of its run: setting -> the run's own."""
 
 CHOSEN = ("optimizer", "schedule")
 """Groups whose options each take settings of their own."""
@@ -135,6 +144,7 @@ def check(config: Mapping[str, Any]) -> None:
     _check_complete(config)
     _check_loop(config)
     _check_clipping(config)
+    _check_copied(config)
     _check_task(config["task"])
     own_data.check_judged(config)
 
@@ -248,6 +258,18 @@ def _check_clipping(config: Mapping[str, Any]) -> None:
             f"Expected clip=true beside clipping={config['clipping']['name']}; got clip=false. "
             "Leave clipping out, or set clip=true."
         )
+
+
+def _check_copied(config: Mapping[str, Any]) -> None:
+    """Refuse a run whose audit or method takes it for another one."""
+    for place, source in COPIED.items():
+        node = config.get(place.partition(".")[0], {})
+        got, wanted = setting_at(config, place), setting_at(config, source)
+        if got not in (None, wanted) and str(node.get("_target_")).startswith("dpexp."):
+            raise ConfigError(
+                f"Expected {place} to be {source} of the run, {wanted}; got {got}. "
+                f"Leave {place} out, or set {source}."
+            )
 
 
 def _check_loop(config: Mapping[str, Any]) -> None:

@@ -33,9 +33,15 @@ def columns_of(found: Found, delimiter: str | None) -> list[str]:
     """Return the first training table's columns.
 
     Raises:
-        ConfigError: it has none.
+        ConfigError: it has none, or a delimiter is named that no table has.
     """
     path = found.train[0]
+    formats = sorted({path.suffix.lower() for path in (*found.train, *found.test)})
+    if delimiter is not None and not {*formats} & {*rows.DELIMITERS}:
+        raise ConfigError(
+            f"Expected no task.delimiter for {' and '.join(formats)} files; got {delimiter}. Leave "
+            "task.delimiter out."
+        )
     if not (columns := rows.columns_of(path, delimiter)):
         raise ConfigError(f"Expected a table with columns at {path}; it is empty. Set data.")
     return columns

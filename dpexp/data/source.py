@@ -87,6 +87,7 @@ def find(
     both = bool(judged_on_training)
     known = [*TRAIN, *TEST, *(s.lower() for s in (*(train_splits or ()), *(test_splits or ())))]
     if takes_images and root.is_dir() and (splits := folders.splits(root, known)):
+        _refuse_config(config, "folders of images")
         files = {name: split.files for name, split in splits.items()}
         train, tests = _chosen(root, files, train_splits, test_splits, test_size, both)
         of_classes = [splits[name].classes for name in (*train, *tests)]
@@ -157,6 +158,7 @@ def _tables(
     if root.is_file():
         if root.suffix.lower() not in formats:
             raise ConfigError(f"{expected}; got {root}. Convert it, or set data.")
+        _refuse_config(config, "a file")
         return {TRAIN[0]: [root]}
     if listed := card.files(described, root, config):
         for path in (path for paths in listed.values() for path in paths):
@@ -183,6 +185,11 @@ def _tables(
             "not read."
         )
     return {split: _in_order(root, split, paths) for split, paths in by_split.items()}
+
+
+def _refuse_config(config: str | None, of: str) -> None:
+    if config is not None:
+        raise ConfigError(f"Expected no task.config for {of}; got {config}. Leave task.config out.")
 
 
 def _config_of(root: Path, config: str | None, groups: Mapping[str, object]) -> str:

@@ -101,6 +101,7 @@ def test_the_settings_of_an_audit_are_what_it_takes():
         (["audit.confidence=1.0"], "audit.confidence in"),
         (["audit.canaries=dirak"], "Did you mean dirac"),
         (["sampling=shuffle"], "sampling=poisson with crafted gradients"),
+        (["privacy.sampling=shuffle"], "sampling=poisson with crafted gradients"),
         (["audit.canaries=mislabelled", "audit.m=2000"], "audit.m <= 1437"),
         (["method=compressive"], "audit.canaries=mislabelled"),
         (["method=pate"], "scripts.audit methods=pate"),

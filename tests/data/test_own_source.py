@@ -105,6 +105,19 @@ def test_splits_may_be_named(tmp_path):
     assert "got both" in line
 
 
+def test_a_setting_that_such_data_have_no_part_for_is_refused(tmp_path):
+    csv, parquet = (words(save(tmp_path / name, 4)) for name in ("t.csv", "t.parquet"))
+    classes = {"": {"cat": 3, "dog": 3}}
+    images = ["task=images", f"data={save_folders(tmp_path / 'set', classes)}", "dataset_size=4"]
+    for data, word, said in [
+        (csv, "config=one", "task.config for a file; got one"),
+        (images, "config=one", "task.config for folders of images; got one"),
+        (parquet, "delimiter=;", "task.delimiter for .parquet files; got ;"),
+    ]:
+        line = refusal(*data, "task.test_size=2", f"task.{word}")
+        assert f"Expected no {said}" in line and "Leave task." in line
+
+
 def test_configurations_are_named(tmp_path):
     for config, split in (("one", "train"), ("one", "test"), ("two", "train"), ("two", "test")):
         save(tmp_path / "set" / config / f"{split}-00000-of-00001.parquet")
