@@ -14,6 +14,7 @@ from hydra.core import default_element
 from hypothesis import settings
 
 import dpexp  # noqa: F401  (makes torchvision importable before a test module imports it)
+from dpexp.cli import errors
 from dpexp.cli.signals import restore_signals
 
 # A busy machine makes a timed example flaky; a failing one is replayed from its printed blob.
@@ -95,6 +96,13 @@ def pytest_collection_finish():
     """Take what is imported by now from what a full collection looks through, twenty times over."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def begun_anew():
+    """Forget what programs have said and read in this process, as one that has just begun."""
+    errors.WARNED.clear()
+    errors.own_words.clear()
 
 
 @pytest.fixture(scope="session")

@@ -42,7 +42,7 @@ from pathlib import Path
 
 import torch
 
-from dpexp.cli import folders, groups, many, plan, sent_tables
+from dpexp.cli import folders, groups, idle, many, plan, sent_tables
 from dpexp.cli.arguments import (
     changing,
     exit_code_of,
@@ -117,6 +117,9 @@ def _main(words: Sequence[str]) -> int:
     if not mine:
         raise spec.unknown("profile", request.profile, {p for a in artifacts for p in a.profiles})
     suite = Suite(mine, request.profile, request.overrides, request.seeds, request.own)
+    if words := changing(request.overrides):
+        configs = [config for artifact in mine for config in suite.configs(artifact)]
+        idle.warn_of_all(configs, words)
     first, alone = suite.missing() if request.runs else ([], [])
     to_do = {job.run_id for job in (*first, *alone)}
     for artifact in mine:

@@ -41,7 +41,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpexp.cli import folders, groups, lookup, many, sent_tables
+from dpexp.cli import folders, groups, idle, lookup, many, sent_tables
 from dpexp.cli.arguments import (
     Reader,
     changing,
@@ -187,6 +187,8 @@ def _main(words: Sequence[str]) -> int:
     require_named(artifact, jobs)
     for wrong in (o.job.contradicts for o in picked if o.job.contradicts):
         raise ConfigError(wrong)
+    if words := changing(request.overrides):
+        idle.warn_of_all([o.job.config for o in picked if o.job.config is not None], words)
     to_do = build.missing(picked) if request.runs else []
     for line in (
         *cells.not_built([o.job for o in picked], (*request.own, groups.CONF)),

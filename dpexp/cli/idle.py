@@ -35,6 +35,8 @@ def warn(config: Mapping[str, Any], overrides: Sequence[str], *, with_method: bo
 
 def warn_of_all(configs: Sequence[Mapping[str, Any]], overrides: Sequence[str]) -> None:
     """Warn of overrides that several runs have, and none of them reads."""
+    if not configs:
+        return
     said = typed(overrides)
     ignored = [unread(config, said) for config in configs]
     of_all = {place: word for place, word in said.items() if all(place in each for each in ignored)}

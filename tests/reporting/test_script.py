@@ -174,6 +174,17 @@ def test_runs_side_by_side_are_the_runs_of_one_process(tmp_path, capsys):
     assert weights[0] == weights[1] and len(weights[0]) == 2
 
 
+@pytest.mark.parametrize("program", ["table", "all"])
+def test_a_word_that_no_cell_reads_is_told_of_once(tmp_path, capsys, program):
+    words = [f"results={tmp_path}", "run=false", "public=shapes", "batch_size=250"]
+    if program == "all":
+        assert every.main(["only=rgp/table3", *words]) == 0
+    else:
+        assert artifact.main(["table3", *words]) == 0
+    said = [line for line in capsys.readouterr().err.splitlines() if "has no effect" in line]
+    assert len(said) == 1 and "public=shapes" in said[0]
+
+
 def test_a_mistake_in_an_override_is_one_line_and_leaves_the_table_alone(tmp_path, capsys):
     words = ["table3", f"results={tmp_path}", "rows=svhn-*"]
     for mistake in ("batch_size=100000", "epohcs=3", "launcher=basci"):
