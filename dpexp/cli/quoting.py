@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
@@ -39,6 +40,7 @@ def readable(words: Sequence[str], is_sweep: bool = False) -> list[str]:
     return [_quoted(UNSAID.sub(r"++\1", word), is_sweep) for word in words]
 
 
+@lru_cache(maxsize=4096)  # Hydra's parser takes a millisecond a word, and cells share most words
 def _quoted(word: str, is_sweep: bool) -> str:
     found = WORD.fullmatch(word)
     if found is None or not found[2]:
