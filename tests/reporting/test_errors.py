@@ -239,6 +239,7 @@ def test_two_points_on_ten_thousand_examples_are_found(setting):
     assert verdicts.share(setting, 60, seed=5) >= 0.9
 
 
+@pytest.mark.long
 def test_the_script_tells_every_setting(capsys):
     assert verdicts.main(["draws=1", "others=true"]) == 0
     lines = capsys.readouterr().out.splitlines()

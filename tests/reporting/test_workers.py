@@ -72,10 +72,10 @@ class Board:
         self.lines.append(line)
 
 
-def together(jobs, results, stop_at_mistake=False, board=None):
+def together(jobs, results, stop_at_mistake=False, board=None, num_workers=2):
     said = []
     report = build.Report(len(jobs), results, said.append, stop_at_mistake)
-    workers.side_by_side(jobs, execute, results, report, board or Board(), 2, 1)
+    workers.side_by_side(jobs, execute, results, report, board or Board(), num_workers, 1)
     return said
 
 
@@ -111,7 +111,7 @@ def test_missing_data_are_met_once_and_the_rest_of_their_runs_need_no_process(tm
 def test_a_mistake_in_the_users_words_ends_it_all(tmp_path):
     jobs = [job("mistaken", 0, tmp_path), *(job("fine", seed, tmp_path) for seed in range(1, 4))]
     with pytest.raises(ConfigError, match="epochs > 0"):
-        together(jobs, tmp_path, stop_at_mistake=True)
+        together(jobs, tmp_path, stop_at_mistake=True, num_workers=1)
 
 
 ORPHANED = """
