@@ -20,7 +20,7 @@ from scripts.bench.peers import minilm, sentences, wrn
 from scripts.bench.runs import cases, children, examples
 from scripts.bench.runs.cases import BY_LENGTH, DP_SGD, NONPRIVATE, UNIT, Sizes
 from scripts.bench.runs.measure import summary
-from tests.marks import some_long
+from tests.marks import long, some_long
 
 SMALL = Sizes(train=24, test=8, batch=12)
 
@@ -73,7 +73,7 @@ def require_alike(line, out, trained, total):
         assert line["seen"] == SMALL.train
 
 
-@pytest.mark.parametrize("name", some_long([UNIT, "Opacus hooks"], ["Opacus hooks"]))
+@pytest.mark.parametrize("name", [long(UNIT), long("Opacus hooks")])
 def test_peers_of_images_take_the_same_steps_in_the_same_network(
     name, root, tmp_path, monkeypatch, capsys
 ):

@@ -1,47 +1,17 @@
 """Trials and shadows side by side: what ends is taken, what is refused or dies is told."""
 
-import gc
-import os
 import pickle
 import re
-import signal
-import struct
-import warnings
-from multiprocessing.connection import Connection
 
 import pytest
 
 from dpexp.cli import audit, errors, many, search, tune
 from dpexp.cli.execution import execute
 from dpexp.distributed.pool import Died
-from dpexp.training import progress
-from dpexp.types import ConfigError, MissingData
+from dpexp.types import ConfigError
 from tests.reporting.test_tuned import conf, known  # noqa: F401
 from tests.runs import one_process  # noqa: F401
-
-
-class Odd(Exception):
-    """Cannot be read by another process: it has two arguments, and keeps one."""
-
-    def __init__(self, first, second):
-        super().__init__(first)
-
-
-def work(task):
-    """Do as the task says; importable by name, as a process needs it."""
-    match task:
-        case "refused":
-            raise ConfigError("Expected epochs > 0; got -1.")
-        case "odd":
-            raise Odd("only half", 2)
-        case "dies":  # within a message, of which some has arrived
-            sent = next(each for each in gc.get_objects() if type(each) is Connection)
-            os.write(sent.fileno(), struct.pack("!i", 100) + b"some")
-            os.kill(os.getpid(), signal.SIGKILL)
-        case "says":
-            warnings.warn("said before it", stacklevel=1)
-            progress.say("its examples are few")
-    return f"{task} done"
+from tests.tasks import graded, work
 
 
 def test_every_end_reaches_who_asked_and_what_is_not_wanted_any_more_is_left(capfd):
@@ -71,14 +41,6 @@ def test_every_end_reaches_who_asked_and_what_is_not_wanted_any_more_is_left(cap
 def test_programs_send_what_another_process_can_import():
     for do in (search._line, tune.attempt_of_accuracy, execute, audit.audit):
         assert pickle.loads(pickle.dumps(do)) is do
-
-
-def graded(words):
-    """Give a score by the words; a cell lacks its data, and one of two seeds is lower."""
-    if "eps=1" in words:
-        raise MissingData("digits is not here")
-    rate = next(float(word.partition("=")[2]) for word in words if word.startswith("optimizer.lr"))
-    return 60 + 100 * rate + ("epochs=1" in words) - ("seed=1" in words)
 
 
 def test_points_that_are_tried_side_by_side_are_kept_as_one_after_another(conf, capsys):  # noqa: F811

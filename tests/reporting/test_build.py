@@ -156,10 +156,13 @@ def test_what_is_not_built_is_said_with_the_nearest_before_the_runs(tmp_path, ca
     assert f"note: {told}\n" in capsys.readouterr().err
 
 
-def test_a_cell_whose_grid_is_not_tried_is_said_before_the_runs(tmp_path, capsys):
+def test_a_cell_whose_grid_is_not_tried_is_said_before_the_runs(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
     def told(*words):
-        words = ["paper=mine", "--config-dir", str(own), f"results={tmp_path}", "plan=true", *words]
-        assert script.main(["table1", *words]) == 0
+        """Return what is said before the runs, which are refused as those of other batches."""
+        words = ["paper=mine", "--config-dir", str(own), "batch_size=300", *words]
+        assert script.main(["table1", *words]) == 2
         return [each for each in capsys.readouterr().err.splitlines() if "grid" in each]
 
     shutil.copytree(cli.CONF.parent / "examples" / "extension", tmp_path / "mine")
@@ -167,17 +170,16 @@ def test_a_cell_whose_grid_is_not_tried_is_said_before_the_runs(tmp_path, capsys
     (table,) = (own / "artifact").rglob("table1.yaml")
     tree = yaml.safe_load(table.read_text(encoding="utf-8"))
     row, other = (f"rows={each['key']}" for each in tree["rows"][:2])
-    column = f"columns={tree['columns'][0]['key']}"
-    assert not told(row, column)
+    assert not told(row)
     tree["rows"][0]["grid"] = [["optimizer.lr=1", "optimizer.lr=2"]]
     table.write_text(yaml.safe_dump(tree), encoding="utf-8")
     (line,) = told(row)
     assert f"{tree['rows'][0]['labels'][0]}, " in line
     assert f"python -m scripts.tune table1 paper=mine profile=embedded --config-dir {own}" in line
-    assert not told(other, column)
-    assert not told(column, "run=false")
-    words = [f"--config-dir={own}", "only=mine/table1", f"results={tmp_path}", "plan=true"]
-    assert every.main([*words, "profile=embedded"]) == 0
+    assert not told(other)
+    assert not told("run=false")
+    words = [f"--config-dir={own}", "only=mine/table1", "batch_size=300"]
+    assert every.main([*words, "profile=embedded"]) == 2
     assert f"note: mine table1: {line.removeprefix('note: ')}" in capsys.readouterr().err
 
 
