@@ -1,5 +1,6 @@
 """Trials and shadows side by side: what ends is taken, what is refused or dies is told."""
 
+import errno
 import pickle
 import re
 
@@ -7,7 +8,9 @@ import pytest
 
 from dpexp.cli import audit, errors, many, search, tune
 from dpexp.cli.execution import execute
+from dpexp.distributed import pool
 from dpexp.distributed.pool import Died
+from dpexp.training.overview import Overview
 from dpexp.types import ConfigError
 from tests.reporting.test_tuned import conf, known  # noqa: F401
 from tests.runs import one_process  # noqa: F401
@@ -36,6 +39,21 @@ def test_every_end_reaches_who_asked_and_what_is_not_wanted_any_more_is_left(cap
     printed = capfd.readouterr()
     assert sorted(printed.out.splitlines()) == sorted(f"took {key}" for key in ends)
     assert printed.err == "warning: said before it\nits examples are few\n"
+
+
+def test_a_process_too_many_for_the_system_leaves_none(monkeypatch):
+    begun, real = [], pool.Worker
+
+    def limited(*arguments):
+        if begun:
+            raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+        begun.append(real(*arguments))
+        return begun[0]
+
+    monkeypatch.setattr(pool, "Worker", limited)
+    with pytest.raises(OSError, match="unavailable"), pool.Pool(work, Overview(2), 2, 1):
+        pass
+    assert not begun[0]._process.is_alive()
 
 
 def test_programs_send_what_another_process_can_import():

@@ -122,7 +122,12 @@ class Pool:
         self._busy: dict[Connection, tuple[Worker, str]] = {}
 
     def __enter__(self) -> Self:
-        self._idle = [self._start() for _ in range(self._num_workers)]
+        try:
+            while len(self._idle) < self._num_workers:
+                self._idle.append(self._start())
+        except BaseException:  # Ctrl-C, or a process too many for the system
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -144,9 +149,10 @@ class Pool:
 
     def begin(self, key: str, task: Any) -> None:
         """Have an idle process begin a task; `task` can be pickled."""
-        worker = self._idle.pop()
+        worker = self._idle[-1]
+        self._busy[worker.pipe] = worker, key  # first, so that Ctrl-C finds it in one of both
+        self._idle.pop()
         worker.begin(task)
-        self._busy[worker.pipe] = worker, key
 
     def ended(self) -> list[tuple[str, Ended]]:
         """Wait until one or more tasks end, and show meanwhile how far they are; return these."""
