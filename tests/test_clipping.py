@@ -1,6 +1,7 @@
 """Clipping rules: what each does to a gradient, and that none lets an example exceed C."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from dpexp.grad_sample.per_example import MaterializedGrads
 from dpexp.privacy.clipping import Flat, Normalize, PerLayer, bounds_of, require_groups
 from dpexp.privacy.privatize import ClippedSum
 from dpexp.training.probing import check_rule
+from dpexp.training.train import first_look
 from dpexp.types import GROUP, ConfigError, Key, Release
 from tests.marks import long
 from tests.runs import one_thread, with_words  # noqa: F401 (a fixture)
@@ -164,6 +166,14 @@ def test_a_rule_that_looks_at_other_examples_is_refused(rule):
     with pytest.raises(ConfigError, match=f"keeps examples apart; of {rule.__name__}") as refused:
         check_rule(rule())
     assert "\n" not in str(refused.value)
+
+
+def test_a_run_tries_a_rule_of_one_s_own_before_its_first_step():
+    words = ["method=dpsgd", "task=digits", "profile=embedded", "model=linear", "eps=8"]
+    parts = cli.build_parts(cli.compose(words), torch.device("cpu"))
+    assert first_look(parts, torch.device("cpu")) is None
+    with pytest.raises(ConfigError, match="keeps examples apart; of Ranked"):
+        first_look(replace(parts, clipping=Ranked()), torch.device("cpu"))
 
 
 class Summing(Flat):

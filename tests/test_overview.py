@@ -3,13 +3,14 @@
 import io
 import os
 import pty
+import re
 import select
 import sys
 from contextlib import contextmanager
 
 import pytest
 
-from dpexp.cli import many
+from dpexp.cli import CONF, many
 from dpexp.distributed import memory
 from dpexp.distributed.cores import cores
 from dpexp.reporting.collect import cells
@@ -108,6 +109,12 @@ def test_as_many_runs_go_side_by_side_as_cores_and_memory_hold(tmp_path, monkeyp
     assert many.batches([*then[:2], *first, *then[2:]], None) == [first, then]
     assert many.batches([*first, *then], 2) == [[*first, *then]] and many.batches([], None) == []
     assert many.batches(first, None) == [first] and many.batches(then, None) == [then]
+
+
+def test_small_models_are_the_embedded_profile_s_own():
+    """Each is its task's there; another would be given too little memory."""
+    text = (CONF / "profile" / "embedded.yaml").read_text(encoding="utf-8")
+    assert {*many.SMALL} <= {*re.findall(r": (\w+)", text.partition("defaults:")[2])}
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no affinity")

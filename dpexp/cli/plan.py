@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -52,19 +52,13 @@ def hours(
         numbers = f"{_short((cost.seconds or 0.0) / 3600)} | {_short((cost.flops or 0.0) / 1e15)}"
         return f"| {name} | {len(some)} | {numbers} |{more}"
 
-    every: dict[str, list[Cost]] = {}
-    for name, fresh in _fresh(wanted, costs):
-        every[name] = fresh
-        yield line(name, fresh)
-    yield line("**total**", list(chain(*every.values())))
-    yield ""
-    yield f"Device: {records.describe_device(device)}{'' if is_gpu else ', one core of it'}."
+    below = [f"Device: {records.describe_device(device)}{'' if is_gpu else ', one core of it'}."]
     if not is_gpu:
-        yield (
+        below.append(
             f"No GPU is here: GPU-hours are FLOPs at {pace:.3g} FLOP/s; flops= sets another pace. "
             "–: torch counts no FLOPs of most of the work."
         )
-    yield from _left_out(every)
+    yield from _lines(wanted, costs, line, below)
 
 
 def times(
@@ -87,29 +81,27 @@ def times(
         most = max((cost.megabytes or 0.0 for cost in some), default=0.0)
         return f"| {name} | {len(some)} | {duration(seconds)} | {most:,.0f} MB |"
 
+    below = f"Device: {records.describe_device(device)}, all of it. Runs side by side take less."
+    yield from _lines(wanted, costs, line, [below])
+
+
+def _lines(
+    wanted: Mapping[str, Sequence[dict[str, Any]]],
+    costs: CostModel,
+    line: Callable[[str, Sequence[Cost]], str],
+    below: Iterable[str],
+) -> Iterator[str]:
+    """Yield a line a name, of its runs but for those of a name before it; total, and notes."""
     every: dict[str, list[Cost]] = {}
-    for name, fresh in _fresh(wanted, costs):
-        every[name] = fresh
-        yield line(name, fresh)
-    yield line("**total**", list(chain(*every.values())))
-    yield ""
-    yield f"Device: {records.describe_device(device)}, all of it. Runs side by side take less."
-    yield from _left_out(every)
-
-
-def _fresh(
-    wanted: Mapping[str, Sequence[dict[str, Any]]], costs: CostModel
-) -> Iterator[tuple[str, list[Cost]]]:
-    """Yield each name with the costs of its runs, but for those of a name before it."""
     known: set[str] = set()
     for name, configs in wanted.items():
         ids = {records.run_id(config): config for config in configs}
-        yield name, [costs.cost(config) for key, config in ids.items() if key not in known]
+        every[name] = [costs.cost(config) for key, config in ids.items() if key not in known]
         known |= ids.keys()
-
-
-def _left_out(every: Mapping[str, Sequence[Cost]]) -> Iterator[str]:
-    """Return lines on what is in no estimate."""
+        yield line(name, every[name])
+    yield line("**total**", list(chain(*every.values())))
+    yield ""
+    yield from below
     unknown = {cost.why: name for name, some in every.items() for cost in some if cost.why}
     yield from (f"Not in it, {name}: {why}" for why, name in unknown.items())
     yield from _without(chain(*every.values()))
