@@ -50,6 +50,7 @@ def test_the_papers_methods_take_them_all(method, tmp_path):
     [
         ("method=dpsgd audit=one_run audit.batch_size=1", "audit.batch_size", 360),
         ("method=dpsgd audit=one_run audit.clip_norm=0.01", "audit.clip_norm", 1.0),
+        ("method=compressive method.bound=example method.xi=0.01", "method.xi", 0.1),
         ("method=dpsgd audit=one_run audit.sampling=shuffle", "audit.sampling", "poisson"),
         ("method=lsg method.batch_size=1", "method.batch_size", 360),
         ("method=lsg method.dataset_size=10", "method.dataset_size", 1437),

@@ -57,6 +57,7 @@ COPIED = {
     "audit.sampling": "privacy.sampling",
     "method.batch_size": "batch_size",
     "method.dataset_size": "task.dataset_size",
+    "method.xi": "privacy.clip_norm",
 }
 """What an audit or a method of the suite is told of its run: setting -> the run's own."""
 
