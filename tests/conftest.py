@@ -21,6 +21,10 @@ from dpexp.cli.signals import restore_signals
 settings.register_profile("dpexp", deadline=None, print_blob=True)
 settings.load_profile("dpexp")
 
+# Words of `make test ARGS=-x`, which make hands on to the makes that tests run.
+for word in ("MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "ARGS"):
+    os.environ.pop(word, None)
+
 # No test cuts the power, and a disk takes milliseconds to hold what it is given.
 os.fsync = lambda descriptor: None
 

@@ -1,8 +1,5 @@
 """Products by oneDNN: right for any operands, and within the context alone."""
 
-import os
-import subprocess
-import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -26,7 +23,6 @@ from dpexp.training.gradient import PrivateGradient
 from dpexp.training.judging import evaluate
 from dpexp.training.warm_start import fit
 from dpexp.types import Batch
-from tests.marks import some_long
 from tests.methods.test_against_the_papers import step
 from tests.steps import flat, sums_of
 
@@ -486,25 +482,3 @@ def test_teachers_and_warm_starts_go_through_it(taken):
     sizes = {"examples": 6, "batch_size": 3, "lr": 0.1, "head_lr": 0.1}
     fit(model, task, name="public", **sizes, head="layers.2")
     assert taken
-
-
-ROUNDED = """
-import torch
-from dpexp.kernels import by_onednn, products
-
-products.is_faster = lambda: True
-torch.manual_seed(0)
-one, other = torch.randn(256, 256), torch.randn(256, 256)
-with by_onednn():
-    assert products.is_taken(one, other)
-    lost = (one @ other).double() - one.double() @ other.double()
-print(float(lost.abs().max()))
-"""
-
-
-@pytest.mark.parametrize("mode", some_long(["BF16", "ANY"], ["BF16"]))
-def test_onednns_own_switch_for_coarse_products_does_not_reach_it(mode):
-    environment = {**os.environ, "ONEDNN_DEFAULT_FPMATH_MODE": mode}
-    run = [sys.executable, "-c", ROUNDED]
-    told = subprocess.run(run, env=environment, capture_output=True, text=True, check=True)
-    assert float(told.stdout) < 1e-3  # bfloat16 keeps eight bits
