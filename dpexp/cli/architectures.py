@@ -164,6 +164,7 @@ def _of_transformers(name: str, settings: dict[str, Any], suffix: str, reads: st
             reads=reads,
             resize=None,
             normalise="task",
+            channels_last=False,
             own=None,
             task=(None, None),
         )

@@ -114,7 +114,8 @@ def _work(ranks: Any, config: dict[str, Any]) -> None:
     from dpexp.methods.wrapped import innermost
 
     memory.keep_pages()
-    if ranks.device.type == "cpu" and config["model"].get("channels_last"):
+    is_of_images = not config["task"].get("max_length")
+    if ranks.device.type == "cpu" and is_of_images and config["model"].get("channels_last"):
         kernels.prepare()
     with memory.in_one_line("the run", memory.SMALLER):
         parts = build_parts(config, ranks.device)

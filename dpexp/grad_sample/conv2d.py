@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -174,16 +175,27 @@ class Conv2dWeight:
         return dh.shape[1] * (x.shape[1] // self.at.groups) * len(self.at.shifts())
 
     def formed(self, x: Tensor, dh: Tensor) -> Tensor | None:
-        """Return the gradients [n, groups * p, d, k, k]; None if x and dh take less memory."""
+        """Return the gradients [n, groups * p, d, k, k]; None if x and dh take less memory.
+
+        Those of a depthwise convolution are always formed: k k numbers a channel.
+        """
         held = x.shape[1:].numel() + dh.shape[1:].numel()
-        if self.numbers(x, dh) > held or self.prefers_gram(x, dh):
-            return None
-        return self.materialize(x, dh)
+        is_small = self.numbers(x, dh) <= held and not self.prefers_gram(x, dh)
+        return self.materialize(x, dh) if is_small or self._is_depthwise(x, dh) else None
+
+    def _is_depthwise(self, x: Tensor, dh: Tensor) -> bool:
+        return x.ndim == 4 and 1 < self.at.groups == x.shape[1] == dh.shape[1]
 
     def materialize(self, x: Tensor, dh: Tensor) -> Tensor:
         """Return the gradients, [n, groups * p, d, k, k]."""
-        formed = kernel_gradients(self.at.fold(x), self.at.fold(dh), self.at)
-        return formed.view(len(x), dh.shape[1], -1, *self.at.kernel)
+        at = self.at
+        if self._is_depthwise(x, dh):
+            geometry = at.kernel, at.stride, at.padding, at.dilation
+            formed = kernels.depthwise_gradients(x, dh, *geometry)
+            if formed is not None:
+                return formed
+        formed = kernel_gradients(at.fold(x), at.fold(dh), at)
+        return formed.view(len(x), dh.shape[1], -1, *at.kernel)
 
     def kept_squares(self, x: Tensor, dh: Tensor, is_kept: Tensor) -> Tensor | None:
         """Return the squared norms of entries that are kept, [n]; None where they must be formed.
@@ -345,6 +357,8 @@ class Conv2dGrads:
         at, n = self.at, len(self.x)
         if rows is not None and at.groups > 1:  # whose rows have inputs of their own
             return MaterializedGrads(self.left(right_basis).values.index_select(1, rows))
+        if self._is_small_beside(len(right_basis)):
+            return MaterializedGrads(self._formed @ right_basis.T)
         x, dh = at.fold(self.x), _channels(self.dh, rows)
         kernel = right_basis.reshape(len(right_basis), x.shape[1], *at.kernel)
         thin = F.conv2d(x, kernel, None, at.stride, at.padding, at.dilation)
@@ -365,12 +379,26 @@ class Conv2dGrads:
         x = _channels(self.x, columns)
         if at.groups == 1:
             return FactoredGrads(Conv2dMatrix(at), x, _mixed(self.dh, left_basis.T))
+        if self._is_small_beside(r):
+            return MaterializedGrads(left_basis.T @ self._formed)
         dh = self.dh.reshape(len(self.dh), at.groups, p // at.groups, -1)
         bases = left_basis.reshape(at.groups, p // at.groups, r).mT
         thin = torch.matmul(bases, dh).view(-1, r, *self.dh.shape[2:])
         return MaterializedGrads(
             at.unfold(kernel_gradients(at.fold(x), thin, at).flatten(2)).sum(1)
         )
+
+    def _is_small_beside(self, rank: int) -> bool:
+        """Return whether a group has no more outputs than both carriers of it have.
+
+        A carrier's convolution then takes no less than the gradient's own, which serves both.
+        """
+        return self.at.groups > 1 and self.dh.shape[1] // self.at.groups <= 2 * rank
+
+    @cached_property
+    def _formed(self) -> Tensor:
+        """The kernels' gradients, [n, p, d k k]."""
+        return Conv2dMatrix(self.at).materialize(self.x, self.dh)
 
     def scaled(self, factor: float) -> Conv2dGrads:
         """Return the gradients times a constant."""

@@ -14,7 +14,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from dpexp.kernels.compiled import compiled, prepare, would_take
-from dpexp.kernels.kernel_gradients import SLOWNESS, are_taken, kept_squares, kernel_gradients
+from dpexp.kernels.kernel_gradients import (
+    SLOWNESS,
+    are_taken,
+    depthwise_gradients,
+    kept_squares,
+    kernel_gradients,
+)
 from dpexp.kernels.norm_relu import norm_relu
 from dpexp.kernels.products import by_onednn
 from dpexp.kernels.winograd import by_winograd, directly
@@ -25,6 +31,7 @@ __all__ = [
     "by_onednn",
     "by_winograd",
     "compiled",
+    "depthwise_gradients",
     "directly",
     "fast_kernels",
     "kept_squares",

@@ -160,3 +160,82 @@ void kept_squares(const Layer *at, const float *in, const float *dh, const uint8
 #pragma omp parallel for schedule(static) num_threads(threads)
   FOR_EACH_TILE(SQUARE)
 }
+
+/* Of a depthwise convolution, in which output c reads channel c alone:
+
+   grads[i][c][a][b] = sum over outputs (y, x) of
+       dh[i][y][x][c] * in[i][y stride - padding + a dilation][x stride - padding + b dilation][c].
+
+   Vectors are of channels, and CHAINS of them are summed at once. */
+#define CHAINS 4 /* sums that do not wait for each other */
+
+/* Write the gradients of `vectors` vectors of channels of an example. */
+INLINED void of_channels(const Layer *at, const float *in, const float *dh, float *grads,
+                        const int vectors) {
+  int64_t taps = at->kernel[0] * at->kernel[1];
+  int64_t height = at->out[1] < BLOCK ? BLOCK / at->out[1] : 1;
+  for (int64_t shift = 0; shift < taps; shift++) {
+    vector totals[CHAINS];
+    memset(totals, 0, sizeof totals);
+    int64_t top = 0, bottom = at->out[0], left = 0, right = at->out[1];
+    int64_t down = touching(at, 0, shift / at->kernel[1], &top, &bottom);
+    int64_t along = touching(at, 1, shift % at->kernel[1], &left, &right);
+    for (int64_t from = top; from < bottom; from += height) {
+      vector sums[CHAINS];
+      memset(sums, 0, sizeof sums);
+      for (int64_t y = from; y < least(from + height, bottom); y++) {
+        int64_t row = y * at->stride[0] + down, column = left * at->stride[1] + along;
+        const float *x = in + (row * at->in[1] + column) * at->channels;
+        const float *d = dh + (y * at->out[1] + left) * at->channels;
+        for (int64_t n = left; n < right; n++) {
+          for (int v = 0; v < vectors; v++)
+            sums[v] += *(const vector *)(d + v * LANES) * *(const vector *)(x + v * LANES);
+          x += at->stride[1] * at->channels;
+          d += at->channels;
+        }
+      }
+      for (int v = 0; v < vectors; v++) totals[v] += sums[v];
+    }
+    for (int c = 0; c < vectors * LANES; c++) grads[c * taps + shift] = ((float *)totals)[c];
+  }
+}
+
+/* Write the gradient of one channel, as of those that fill no vector. */
+static void of_channel(const Layer *at, const float *in, const float *dh, float *grads) {
+  int64_t height = at->out[1] < BLOCK ? BLOCK / at->out[1] : 1;
+  for (int64_t shift = 0; shift < at->kernel[0] * at->kernel[1]; shift++) {
+    int64_t top = 0, bottom = at->out[0], left = 0, right = at->out[1];
+    int64_t down = touching(at, 0, shift / at->kernel[1], &top, &bottom);
+    int64_t along = touching(at, 1, shift % at->kernel[1], &left, &right);
+    float total = 0, sum = 0;
+    for (int64_t y = top; y < bottom; y++) {
+      int64_t row = y * at->stride[0] + down;
+      for (int64_t n = left; n < right; n++)
+        sum += dh[(y * at->out[1] + n) * at->channels] *
+               in[(row * at->in[1] + n * at->stride[1] + along) * at->channels];
+      if ((y - top) % height == height - 1) total += sum, sum = 0;
+    }
+    grads[shift] = total + sum;
+  }
+}
+
+/* in [examples, in.., channels], dh [examples, out.., channels], grads [examples, channels,
+   kernel..]; `outputs` is not read. */
+void depthwise_gradients(const Layer *at, const float *in, const float *dh, float *grads,
+                         int threads) {
+  int64_t wide = CHAINS * LANES, taps = at->kernel[0] * at->kernel[1];
+  int64_t pieces = (at->channels + wide - 1) / wide;
+#pragma omp parallel for schedule(static) num_threads(threads)
+  for (int64_t i = 0; i < at->examples * pieces; i++) {
+    int64_t example = i / pieces, c = i % pieces * wide;
+    const float *x = in + example * at->in[0] * at->in[1] * at->channels;
+    const float *d = dh + example * at->out[0] * at->out[1] * at->channels;
+    float *to = grads + example * at->channels * taps;
+    if (at->channels - c >= wide) of_channels(at, x + c, d + c, to + c * taps, CHAINS);
+    else {
+      for (; c + LANES <= at->channels; c += LANES)
+        of_channels(at, x + c, d + c, to + c * taps, 1);
+      for (; c < at->channels; c++) of_channel(at, x + c, d + c, to + c * taps);
+    }
+  }
+}

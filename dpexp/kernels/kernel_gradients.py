@@ -19,6 +19,7 @@ from dpexp.kernels.compiled import (
     is_channels_last,
     side_by_side,
     struct,
+    would_take,
 )
 
 SLOWNESS = 3  # ours, measured: time of a Gram form's multiplication over that of the kernel's
@@ -64,6 +65,40 @@ def kernel_gradients(
     layer = _layer(x, dh, kernel, stride, padding, dilation)
     tensors = map(address, (x, dh, grads))
     functions().kernel_gradients(layer, *tensors, torch.get_num_threads())
+    return grads
+
+
+def depthwise_gradients(
+    x: Tensor,
+    dh: Tensor,
+    kernel: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    dilation: tuple[int, int],
+) -> Tensor | None:
+    """Return every example's kernel gradient of a depthwise convolution, [m, c, 1, k, k].
+
+    Images in another layout are copied into this one, which takes less time than products of their
+    positions.
+
+    Args:
+        x: [m, c, h, w], the input.
+        dh: [m, c, h', w'], the output gradient.
+        kernel: rows and columns; so are the following pairs.
+        stride: of the convolution.
+        padding: zeros around x.
+        dilation: distance between the kernel's positions.
+
+    Returns:
+        None where the kernels do not support the images.
+    """
+    if not (would_take(x) and would_take(dh)):
+        return None
+    x, dh = side_by_side(x.resolve_neg()), side_by_side(dh.resolve_neg())
+    grads = x.new_empty(*x.shape[:2], 1, *kernel)
+    layer = _layer(x, dh, kernel, stride, padding, dilation)
+    tensors = map(address, (x, dh, grads))
+    functions().depthwise_gradients(layer, *tensors, torch.get_num_threads())
     return grads
 
 

@@ -19,7 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpexp.models import transformers_layers
+from dpexp.models import transformers_layers, vision_layers
+from dpexp.models.blocks import in_layout, require_layout
 from dpexp.models.notes import note
 from dpexp.models.vocabulary import token_table
 from dpexp.types import ConfigError, require_word
@@ -118,6 +119,7 @@ def takes_images(
     reads: str | None,
     resize: int | None,
     normalise: str,
+    channels_last: bool | str,
     own: tuple[Sequence[float], Sequence[float]] | None,
     task: tuple[Sequence[float] | None, Sequence[float] | None],
 ) -> None:
@@ -130,6 +132,8 @@ def takes_images(
         reads: the name of the model's input; None: its first.
         resize: side that images are resized to, bilinearly; None: they stay as they are.
         normalise: "own": by the model's mean and std in place of the task's; "task": as they come.
+        channels_last: whether images go in as [n, h, w, c] in memory, which most networks keep:
+            True, False, or "auto", where our kernels make it faster.
         own: the model's mean and std of inputs in [0, 1]; None: it has none.
         task: those of the task; None each: its images are not normalised.
 
@@ -138,6 +142,8 @@ def takes_images(
     """
     require_word("model.normalise", normalise, NORMALISE)
     check_resize(resize)
+    require_layout(channels_last)
+    vision_layers.register(model)
     words = [f"{size[0]} x {size[1]} pixels"]
     if resize is not None:
         words.append(f"resized to {resize} x {resize}")
@@ -166,6 +172,7 @@ def takes_images(
             x = F.interpolate(x, (resize, resize), mode="bilinear", antialias=True)
         if scale is not None and shift is not None:
             x = x * scale.to(x) + shift.to(x)
+        x = in_layout(x, channels_last)
         return ((x,), {}) if reads is None else ((), {reads: x})
 
     model.register_forward_pre_hook(before, with_kwargs=True)

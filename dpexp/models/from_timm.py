@@ -31,6 +31,7 @@ def classifier(
     dropout: float | None,
     resize: int | None,
     normalise: str,
+    channels_last: bool | str,
     model_root: str,
     num_classes: int,
     input_shape: Sequence[int],
@@ -49,6 +50,7 @@ def classifier(
         dropout: of every dropout, in [0, 1); None: as timm sets it.
         resize: side that images are resized to, in pixels; None: not.
         normalise: see `takes_images`.
+        channels_last: see `takes_images`.
         model_root: a folder laid out like hub snapshots, searched before the hub.
         num_classes: outputs.
         input_shape: of one example.
@@ -89,6 +91,7 @@ def classifier(
         reads=None,
         resize=resize,
         normalise=normalise,
+        channels_last=channels_last,
         own=(stated.mean, stated.std) if pretrained else None,
         task=(task_mean, task_std),
     )

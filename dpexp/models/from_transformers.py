@@ -37,6 +37,7 @@ def classifier(
     dropout: float | None,
     resize: int | None,
     normalise: str,
+    channels_last: bool | str,
     model_root: str,
     num_classes: int,
     input_shape: Sequence[int],
@@ -55,6 +56,7 @@ def classifier(
         dropout: of every dropout, in [0, 1); None: as its config.json says.
         resize: side that images are resized to, in pixels; None: not.
         normalise: see `takes_images`.
+        channels_last: see `takes_images`.
         model_root: a folder laid out like hub snapshots, searched before the hub.
         num_classes: outputs.
         input_shape: of one example.
@@ -95,6 +97,7 @@ def classifier(
             reads="pixel_values",
             resize=resize,
             normalise=normalise,
+            channels_last=channels_last,
             own=_constants(folder) if pretrained else None,
             task=(task_mean, task_std),
         )

@@ -31,6 +31,9 @@ CHANGED = re.compile(r"(?P<with>\w+) with \w+=.*|.* in place of (?P<in_place>\w+
 """Names of models that differ from a choice of conf/model; ids use the choice's own."""
 
 ADDED = {
+    "dpexp.models.from_timm.classifier": {"channels_last": False},
+    "dpexp.models.from_torchvision.classifier": {"channels_last": False},
+    "dpexp.models.from_transformers.classifier": {"channels_last": False},
     "dpexp.models.resnet.ResNet": {"channels_last": False},
     "dpexp.models.wrn_standardized.StandardizedWRN": {"channels_last": False},
 }

@@ -164,7 +164,7 @@ def surroundings_of(
     }
     if own_code:
         own["own_code"] = own_code
-    layout = config["model"].get("channels_last", _may_lay_channels_last(model))
+    layout = _convolves(model) and config["model"].get("channels_last", not _is_ours(model))
     if layout and ranks.device.type == "cpu":
         kernels = compiled()
         own["kernels"] = kernels.sha256 if kernels else None
@@ -181,13 +181,14 @@ def surroundings_of(
     }
 
 
-def _may_lay_channels_last(model: nn.Module) -> bool:
-    """Return whether a model without the option may give our kernels images that they take.
+def _convolves(model: nn.Module) -> bool:
+    """Return whether a model may give our kernels images: what convolves them has four axes."""
+    return any(weight.ndim == 4 for weight in model.parameters())
 
-    Its code decides how it lays out images. What convolves them has weights with four axes.
-    """
-    is_ours = type(model).__module__.startswith("dpexp.models.")
-    return not is_ours and any(weight.ndim == 4 for weight in model.parameters())
+
+def _is_ours(model: nn.Module) -> bool:
+    """Return whether a model is the suite's; another's code decides how it lays out images."""
+    return type(model).__module__.startswith("dpexp.models.")
 
 
 def _instructions() -> dict[str, str]:
