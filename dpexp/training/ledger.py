@@ -164,7 +164,9 @@ def surroundings_of(
     }
     if own_code:
         own["own_code"] = own_code
-    layout = _convolves(model) and config["model"].get("channels_last", not _is_ours(model))
+    layout = config["model"].get("channels_last", _may_lay_channels_last(model))
+    if layout == "auto" and not _convolves(model):  # as a network of texts
+        layout = False
     if layout and ranks.device.type == "cpu":
         kernels = compiled()
         own["kernels"] = kernels.sha256 if kernels else None
@@ -186,9 +188,9 @@ def _convolves(model: nn.Module) -> bool:
     return any(weight.ndim == 4 for weight in model.parameters())
 
 
-def _is_ours(model: nn.Module) -> bool:
-    """Return whether a model is the suite's; another's code decides how it lays out images."""
-    return type(model).__module__.startswith("dpexp.models.")
+def _may_lay_channels_last(model: nn.Module) -> bool:
+    """Return whether a model without the option may lay out images so: its own code decides."""
+    return not type(model).__module__.startswith("dpexp.models.") and _convolves(model)
 
 
 def _instructions() -> dict[str, str]:
