@@ -49,6 +49,7 @@ CASES = {
     "language": language.CASE,
     "recipes-vision": recipes.IMAGES,
     "recipes-language": recipes.TEXTS,
+    "recipes-tuned": recipes.TUNED,
 }
 
 ONLY = [*CASES, "gep", "convolutions", "run", *runs.CASES]

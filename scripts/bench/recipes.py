@@ -18,7 +18,15 @@ from dpexp.cli.stand_in import LENGTH, stand_in
 from dpexp.data import Examples
 from dpexp.reporting.collect import cells
 from dpexp.reporting.schema import spec
-from scripts.bench.steps import UNIT, Case, Step, fast, nonprivate_step, private_step
+from scripts.bench.steps import (
+    UNIT,
+    Case,
+    Step,
+    fast,
+    nonprivate_step,
+    opacus_step,
+    private_step,
+)
 
 UNIT_ROW = "np"
 
@@ -52,6 +60,8 @@ def step_of(
     small, layout = stand_in(config, 1), config["model"].get("channels_last")
     if layout is not None and not is_plain:
         small["model"]["channels_last"] = layout
+    if "pretrained" in small["model"]:  # random weights take as long
+        small["model"]["pretrained"] = False
     if "vocabulary" in small["model"]:
         small["model"]["vocabulary"] = VOCABULARY
     parts = build_parts(small, device)
@@ -81,6 +91,34 @@ def steps(column: str, num: int, device: torch.device) -> Mapping[str, Callable[
     return {UNIT: partial(step_of, rows[UNIT_ROW], num, device, is_plain=True), **named}
 
 
+def tuned_steps(num: int, device: torch.device) -> Mapping[str, Callable[[], Step]]:
+    """Name the steps of the rows that fine-tune, and of Opacus.
+
+    Opacus refuses norms with constants, and its hooks what changes an output in place. Its network
+    has GroupNorm in their place, and activations that do not.
+    """
+    column = "tuned-eps3"
+    small = stand_in(configs(column)["dpsgd"], 1)
+    small["model"] |= {"pretrained": False, "fix": True}
+
+    def new_model() -> nn.Module:
+        model = build_parts(small, device).model
+        for module in model.modules():
+            if hasattr(module, "inplace"):
+                module.inplace = False
+        return model
+
+    def opacus(*, is_ghost: bool) -> Step:
+        batch = build_parts(small, device).task.train.batch(torch.arange(num))
+        return opacus_step(Examples(batch.inputs, batch.targets).to(device), new_model, is_ghost)
+
+    return {
+        **steps(column, num, device),
+        "Opacus hooks, GroupNorm": partial(opacus, is_ghost=False),
+        "Opacus ghost, GroupNorm": partial(opacus, is_ghost=True),
+    }
+
+
 NOTES = (
     "Rows are those of [table4](../quick/dpexp/table4.md), by their keys, as its quick profile "
     "runs them, in its layout of images and with the suite's kernels. The unit is plain PyTorch's "
@@ -91,6 +129,12 @@ NOTES = (
 IMAGES = Case(
     title="WRN10-2 on CIFAR10's shape, as in dpexp's table4",
     build=partial(steps, "scratch-eps8"),
+    batch=64,
+    notes=NOTES,
+)
+TUNED = Case(
+    title="EfficientNet-Lite0 at 64 pixels with constant norms, as in dpexp's table4",
+    build=tuned_steps,
     batch=64,
     notes=NOTES,
 )
