@@ -55,6 +55,8 @@ IDLE = [
     (GEP, "public=shapes", "method=gep as it is set"),
     (GEP, "public.data_seed=1", "method=gep as it is set"),
     (["method=dp_grape", "method.moments=none"], "method.betas=[0.5,0.5]", "method.moments=none"),
+    (["method=dpsgd"], "method.head=fc", "method.train=all"),
+    (["method=dp_zo"], "method.head=fc", "method.train=all"),
     (["method=dpsgd"], "wandb.project=mine", "wandb.mode=disabled"),
 ]
 """Words, one more that changes nothing, and what it is said to stand beside."""
@@ -74,6 +76,8 @@ READ = [
     (GEP, "method.residual_clip=9"),
     (["method=gep", "method.m=50", "method.k=20"], "public.data_seed=1"),
     (["method=dp_grape", "method.moments=adam"], "method.betas=[0.5,0.5]"),
+    (["method=bitfit"], "method.head=conv2"),
+    (["method=dp_zo", "method.train=head"], "method.head=conv2"),
 ]
 """Words, and one more that is read."""
 

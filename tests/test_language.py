@@ -397,3 +397,12 @@ def test_a_model_from_scratch_has_the_shape_asked_for():
     assert len(model.encoder.encoder.layer) == SHAPE["layers"]
     assert model.encoder.encoder.layer[0].intermediate.dense.out_features == SHAPE["feed_forward"]
     assert model.head.out.out_features == 5
+
+
+@pytest.mark.parametrize("size", [0, -1])
+@pytest.mark.parametrize(
+    "name", ["layers", "width", "attention_heads", "feed_forward", "vocabulary"]
+)
+def test_a_size_below_one_is_refused_by_its_name(name, size):
+    with pytest.raises(ConfigError, match=rf"model.{name} >= 1; got {size}. Set model.{name}"):
+        tiny(**{name: size})

@@ -14,8 +14,8 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import UnionType
-from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import hydra
 from hydra.errors import InstantiationException
@@ -24,6 +24,16 @@ from dpexp.cli.errors import nearest
 
 WITHOUT = re.compile(r"__init__\(\) missing \d+ required [a-z-]+ arguments?: (.+)$")
 """What Python says of a call that lacks what it needs."""
+
+
+ACCEPTED: Mapping[Any, tuple[type, ...]] = {
+    bool: (bool,),
+    int: (int,),
+    float: (int, float),
+    str: (str,),
+    NoneType: (NoneType,),
+}
+"""What stands for a kind of plain values in a config; `true` is no number."""
 
 
 class Kind(NamedTuple):
@@ -102,7 +112,7 @@ def make(
     from dpexp.types import ConfigError
 
     if not isinstance(node, dict) or "_target_" not in node:
-        raise ConfigError(f"Expected settings with a _target_; got {node}. Set what is below it.")
+        raise ConfigError(f"Expected {place} to have a _target_; got {node}. Set {place}._target_.")
     arguments = {key: value for key, value in node.items() if key not in without}
     target = find_all(place, arguments)
     given_by_name = [*inspect.signature(target).parameters][: len(given)] if given else []
@@ -344,24 +354,39 @@ def check_known(
 
 
 def _check_kinds(place: str, target: Any, arguments: Mapping[str, Any]) -> None:
+    """Refuse values that are not what a target and those within its settings say they take."""
     from dpexp.types import ConfigError
 
-    accepted = {bool: (bool,), int: (int,), float: (int, float), str: (str,)}
     hints: dict[str, Any] = {}
     with suppress(Exception):  # names that a user's module imports for a type checker alone
         hints = get_type_hints(vars(target)["__init__"] if isinstance(target, type) else target)
     for name, value in arguments.items():
         kind = hints.get(name)
-        if (part := _part_of_lists(kind)) and not _may_be_listed(value):
+        if isinstance(value, Mapping) and "_target_" in value:
+            within = f"{place}.{name}"
+            _check_kinds(within, find(within, value["_target_"]), value)
+        if (part := _part_of_lists(kind)) and not _may_be_listed(value, kind):
             raise ConfigError(
                 f"Expected {name} of {target.__name__} to be a list of {part.__name__}; got "
                 f"{name}={value}. Set {place}.{name}, with brackets."
             )
-        if kind in accepted and type(value) not in accepted[kind]:
+        known = _plain_kinds(kind)
+        if known and not any(type(value) in ACCEPTED[each] for each in known):
+            words = " or ".join("null" if each is NoneType else each.__name__ for each in known)
             raise ConfigError(
-                f"Expected {name} of {target.__name__} to be {kind.__name__}; got {name}={value}. "
+                f"Expected {name} of {target.__name__} to be {words}; got {name}={value}. "
                 f"Set {place}.{name}."
             )
+
+
+def _plain_kinds(kind: Any) -> list[type]:
+    """Return which plain values a setting takes by its annotation; none where it may take others.
+
+    A tensor is none that a config can hold.
+    """
+    kinds = get_args(kind) if isinstance(kind, UnionType) or get_origin(kind) is Union else (kind,)
+    plain = [each for each in kinds if getattr(each, "__module__", "") != "torch"]
+    return plain if all(each in ACCEPTED for each in plain) else []
 
 
 def _part_of_lists(kind: Any) -> type | None:
@@ -374,6 +399,8 @@ def _part_of_lists(kind: Any) -> type | None:
     return part if isinstance(part, type) else None
 
 
-def _may_be_listed(value: Any) -> bool:
-    """Return whether a value is a list, or nothing; letters of a word and keys are none."""
-    return value is None or (isinstance(value, Iterable) and not isinstance(value, str | Mapping))
+def _may_be_listed(value: Any, kind: Any) -> bool:
+    """Return whether a value is a list, or null where that is taken; words and keys are none."""
+    if value is None:
+        return NoneType in get_args(kind)
+    return isinstance(value, Iterable) and not isinstance(value, str | Mapping)

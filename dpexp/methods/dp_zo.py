@@ -103,6 +103,11 @@ class DPZO(Method):
         self._train, self._head = train, head
 
     @staticmethod
+    def unread_settings(settings: Mapping[str, Any], steps: float, last: float) -> dict[str, str]:
+        """Return the settings that others leave unread, with what does."""
+        return {"head": "method.train=all"} if settings["train"] == "all" else {}
+
+    @staticmethod
     def stated_releases(config: Mapping[str, Any], size: int) -> list[Stated]:
         """Return the step's k numbers; each counts by itself under Laplace noise."""
         k, clip_norm = config["method"]["directions"], float(config["privacy"]["clip_norm"])

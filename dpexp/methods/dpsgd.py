@@ -63,6 +63,11 @@ class DPSGD(Method):
         self._head = head
 
     @staticmethod
+    def unread_settings(settings: Mapping[str, Any], steps: float, last: float) -> dict[str, str]:
+        """Return the settings that others leave unread, with what does."""
+        return {"head": "method.train=all"} if settings["train"] == "all" else {}
+
+    @staticmethod
     def stated_releases(config: Mapping[str, Any], size: int) -> list[Stated]:
         """Return the whole gradient, clipped jointly, that verification expects."""
         return [Stated("gradient", float(config["privacy"]["clip_norm"]), dimension=size)]

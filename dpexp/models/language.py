@@ -344,11 +344,11 @@ def from_scratch(
 
     Args:
         architecture: "bert" or "roberta".
-        layers: number of encoder layers.
-        width: of a token's state.
-        attention_heads: a divisor of the width.
-        feed_forward: hidden width of the feed-forward layers.
-        vocabulary: number of token ids.
+        layers: number of encoder layers, >= 1.
+        width: of a token's state, >= 1.
+        attention_heads: a divisor of the width, >= 1.
+        feed_forward: hidden width of the feed-forward layers, >= 1.
+        vocabulary: number of token ids, >= 1.
         pooling: see `TextClassifier`.
         feature_norm: see `TextClassifier`.
         head_std: see `TextClassifier`.
@@ -363,6 +363,10 @@ def from_scratch(
         ConfigError: for a value outside its range.
     """
     require_word("model.architecture", architecture, ARCHITECTURES)
+    sizes = {"layers": layers, "width": width, "attention_heads": attention_heads}
+    for name, size in (sizes | {"feed_forward": feed_forward, "vocabulary": vocabulary}).items():
+        if size < 1:
+            raise ConfigError(f"Expected model.{name} >= 1; got {size}. Set model.{name}.")
     if width % attention_heads:
         raise ConfigError(
             f"Expected model.width to be a multiple of model.attention_heads={attention_heads}; "

@@ -55,6 +55,9 @@ MAX_RELATIVE_ERROR = 2e-2
 MOST_NOISE = 1e6
 """Largest multiplier that calibration tries (ours)."""
 
+HUGE = 1e9
+"""Epsilon beyond which noise is not found for want of room in a float (ours)."""
+
 LEAST_EPSILON = 1e-9
 """Least epsilon that is looked for: below, accountants tell it from 0 by their rounding alone
 (ours)."""
@@ -261,10 +264,10 @@ def calibrate(q: float, steps: int, delta: float, target: float) -> tuple[float,
         try:
             by_rdp_sigma = _least(by_rdp, target, limit)
         except ArithmeticError:
+            other = "a smaller eps" if target > HUGE else "a larger eps or fewer epochs"
             raise ConfigError(
                 f"No noise is shown to give epsilon {target:g} at delta {delta:g} over "
-                f"{counted(steps, 'step')} of sampling probability {q:.3g}; ask for a larger "
-                "eps or fewer epochs."
+                f"{counted(steps, 'step')} of sampling probability {q:.3g}; ask for {other}."
             ) from None
         try:  # the limit may be far off, where PRV fails and a search from it goes astray
             sigma = _least(by_prv, target, lambda _: by_rdp_sigma)

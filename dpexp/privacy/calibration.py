@@ -12,11 +12,11 @@ from dpexp.privacy.certificate import CYCLIC
 from dpexp.privacy.correlation import Banded, banded
 from dpexp.privacy.laplace import calibrate_laplace
 from dpexp.privacy.mechanism import Mechanism
-from dpexp.privacy.pld import Part, gaussian_epsilon
+from dpexp.privacy.pld import Part, gaussian_epsilon, is_composable
 from dpexp.privacy.releases import shared_multiplier
 from dpexp.privacy.seeds import new_secret
 from dpexp.records.rounded import at_most
-from dpexp.types import ConfigError, Release, is_laplace, require_word
+from dpexp.types import ConfigError, Release, counted, is_laplace, require_word
 from dpexp.warned import warn_caller
 
 MOST = 1e12
@@ -240,14 +240,22 @@ def require_releases(releases: Sequence[Release]) -> None:
 
 
 def confirm(parts: tuple[Part, ...], delta: float, epsilon: float) -> None:
-    """Check, for a tiny delta, that the verifying accountant can confirm epsilon.
+    """Check that the verifying accountant can confirm epsilon.
 
-    Its rounding is some 1e-15 a step. If it cannot confirm the budget before the first step, it
+    It has no memory for the losses of hardly any noise, and its rounding, which matters beside a
+    tiny delta, is some 1e-15 a step. If it cannot confirm the budget before the first step, it
     cannot do so afterwards.
 
     Raises:
         ConfigError: if it cannot.
     """
+    advice = "a smaller eps, or noise=false for a run without privacy"
+    require(
+        is_composable(parts, epsilon),
+        f"Expected a budget that two accountants can compose; the one that verifies finished runs "
+        f"lacks the memory at eps={epsilon:g} over {counted(sum(p.count for p in parts), 'step')}. "
+        f"Set {advice if epsilon > 1 else 'a larger eps or batch_size'}.",
+    )
     if delta >= SURE:
         return
     found = gaussian_epsilon(parts, delta, epsilon)

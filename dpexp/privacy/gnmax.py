@@ -87,7 +87,7 @@ def calibrate_votes(target: float, delta: float) -> float:
             "eps."
         )
     with np.errstate(invalid="ignore", divide="ignore"):
-        squares = np.where(left > 0, orders / (2 * left), np.inf)
+        squares = np.where(left > 0, orders / 2 / left, np.inf)
     return math.sqrt(float(squares.min())) * (1 + 1e-9)  # the margin is for rounding
 
 

@@ -26,6 +26,9 @@ HOPELESS = 10
 POINTS = 5000
 """Grid points for Laplace noise, from a step's budget down to 0."""
 
+MOST_COMPOSED = 10**8
+"""Largest number of composed mechanisms, and of grid points (ours): more would take all memory."""
+
 NEARLY_ZERO, SHARE = 1e-12, 1e-8
 """Delta at which a step's Laplace epsilon is evaluated: this, and no more than this share of that
 epsilon, which is smaller there by twice the share. At 0 rounding can give infinity."""
@@ -82,8 +85,14 @@ def _grid(parts: tuple[Part, ...], target: float) -> float:
 def points(parts: tuple[Part, ...], target: float) -> float:
     """Return a bound on the grid points of any one of these Gaussian mechanisms."""
     # Losses are within 1 / (2 sigma^2) plus nine standard deviations, 1 / sigma each, of 0.
-    widest = max(2 * (0.5 / part.sigma**2 + 9 / part.sigma) for part in parts)
+    widest = max(2 * (0.5 / part.sigma + 9) / part.sigma for part in parts)
     return min(widest, 4 * HOPELESS * target + 100) / _grid(parts, target)
+
+
+def is_composable(parts: tuple[Part, ...], target: float) -> bool:
+    """Return whether `gaussian_epsilon` has the memory for these mechanisms."""
+    steps = sum(part.count for part in parts)
+    return steps <= MOST_COMPOSED and points(parts, target) <= MOST_COMPOSED
 
 
 def _delta_of_one(part: Part, epsilon: float) -> float:

@@ -8,8 +8,10 @@ import warnings
 import pytest
 import torch
 
+from dpexp.pate.votes import build_votes
 from dpexp.privacy import PrivacyError, build, num_steps, verify
 from dpexp.privacy import certificate as words
+from dpexp.privacy.calibration import confirm
 from dpexp.privacy.certificate import bands_of
 from dpexp.privacy.pld import Part, gaussian_epsilon
 from dpexp.privacy.releases import effective_multiplier, shared_multiplier
@@ -242,6 +244,22 @@ def test_a_delta_that_verification_cannot_resolve_is_refused_at_the_start(delta,
     part = Part(64 / 1437, mechanism.noise_multiplier, num_steps)
     assert gaussian_epsilon((part,), delta, 8.0) <= 8.0
     assert not (delta <= 1e-15 and num_steps > 1)
+
+
+@pytest.mark.parametrize("eps", [1e7, 1e9, 1e30, 1e100, 1e308])
+def test_an_epsilon_that_verification_cannot_resolve_is_refused_at_the_start(eps):
+    """Its run would train to the end, and its certificate be told of as differing."""
+    with pytest.raises(ConfigError, match=r"Set a smaller eps, or noise=false|ask for a smaller"):
+        make(eps=eps, sizes=SIZES | {"num_steps": 2})
+    votes = {"num_classes": 10, "threshold": 1, "check_ratio": 4, "max_checks": 5, "seed": 0}
+    with pytest.raises(ConfigError, match=r"Set a smaller eps, or noise=false"):
+        build_votes(PRIVACY | {"eps": eps}, dataset_size=1437, max_answers=3, **votes)
+
+
+def test_a_tiny_epsilon_that_verification_cannot_resolve_asks_for_a_larger_one():
+    part = Part(1e-6, 0.5, 10**6)
+    with pytest.raises(ConfigError, match=r"lacks the memory .* Set a larger eps or batch_size"):
+        confirm((part,), 1e-5, 1e-3)
 
 
 def test_an_epsilon_above_its_target_is_not_said_to_be_the_target(monkeypatch):

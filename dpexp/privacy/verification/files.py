@@ -19,7 +19,7 @@ from typing import Any
 from dpexp.privacy import certificate as words
 from dpexp.privacy.accounting import PRVFailed
 from dpexp.privacy.calibration import num_steps
-from dpexp.privacy.pld import Part, gaussian_epsilon, laplace_epsilon, points
+from dpexp.privacy.pld import Part, gaussian_epsilon, is_composable, laplace_epsilon
 from dpexp.privacy.stated import Stated, statement_of
 from dpexp.privacy.verification import counts
 from dpexp.privacy.verification.comparison import Comparison
@@ -41,10 +41,6 @@ from dpexp.privacy.verification.statements import (
 )
 from dpexp.records import is_older, profile_of
 from dpexp.types import one_line
-
-MOST_COMPOSED = 10**8
-"""Largest number of composed mechanisms, and of grid points (ours): more would take all memory."""
-
 
 NAMES = "privacy.json trainable and frozen: that they are the model's names"
 """Not checked here, as no model is built; `scripts/verify.py` builds it if it can."""
@@ -314,7 +310,7 @@ class _Check(Comparison):
             return
         if not all(0 < part.sigma < math.inf for part in parts):
             return self.say(f"noise_multiplier: expected > 0; got {privacy['noise_multiplier']}")
-        if steps > MOST_COMPOSED or points(parts, target) > MOST_COMPOSED:
+        if not is_composable(parts, target):
             return self.say(f"epsilon: {steps:,} of this noise are too many to be composed")
         delta = privacy["delta"]
         ours = (
