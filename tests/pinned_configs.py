@@ -9,6 +9,7 @@ all that its config resolves to, by the names of things that ids are of.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterator
 from itertools import product
 from pathlib import Path
@@ -22,6 +23,9 @@ from dpexp.reporting.collect import cells
 from dpexp.reporting.collect.cells import Compose
 from dpexp.reporting.schema import spec
 from tests.contract.cases import OWN
+
+ROOTS = ("DPEXP_DATA_ROOT", "DPEXP_MODEL_ROOT")
+"""Variables that say where a machine has its data, which a run is not of."""
 
 PINNED = Path(__file__).with_suffix(".txt")
 GROUPS = ("method", "task", "profile")
@@ -65,4 +69,6 @@ def lines(compose: Compose) -> list[str]:
 
 
 if __name__ == "__main__":
+    for root in ROOTS:
+        os.environ.pop(root, None)
     PINNED.write_text("\n".join(lines(Configs().compose)) + "\n", encoding="utf-8")
