@@ -633,7 +633,8 @@ def test_a_row_has_overrides_and_a_grid_of_its_own_within_columns(conf):
         ("long\"}", "long\", overrides: [eps=1]}", "Expected nothing beside 'absent'"),
         ("[optimizer.lr=0.02, optimizer.lr=0.2]", "[eps=1]", "Expected no eps under 'grid'"),
         ("profiles:", "claims: [{says: x, above: [fixed], below: [private]}]\nprofiles:",
-         "Expected no value or claim on fixed, eps8: it takes too long"),
+         "Expected no value or claim on fixed, eps8: it takes too long. Say which columns claim "
+         "'x' is on, as columns: [eps1]."),
     ],
 )  # fmt: skip
 def test_what_a_row_says_of_columns_is_checked(conf, old, new, says):
