@@ -70,7 +70,7 @@ def validate(artifact: Artifact) -> None:
         for row in artifact.rows:
             whys = (cells[row.key, c.key] for c in artifact.measured_columns)
             cells[row.key, artifact.average.key] = next(filter(None, whys), "")
-    for (of_row, column), claim in stated:
+    for (of_row, column), on_it in stated:
         if of_row not in rows:
             raise unknown("row", of_row, rows)
         if column not in valued:
@@ -78,7 +78,7 @@ def validate(artifact: Artifact) -> None:
         if why := cells.get((of_row, column)):
             raise ConfigError(
                 f"Expected no value or claim on {of_row}, {column}: {why.rstrip('. ')}. "
-                f"{_remedy(claim, column, valued)}"
+                f"{_remedy(on_it, column, valued)}"
             )
     _validate_average(artifact)
     for row in artifact.rows:
