@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 import dpexp
+from dpexp.cli.outputs import outputs_of
 from dpexp.data.given import examples_of
 from dpexp.data.task import fingerprint
 from dpexp.types import ConfigError
@@ -285,3 +286,27 @@ def test_anything_else_is_one_line(tmp_path):
 def test_what_is_no_number_is_named_with_a_remedy(labels, said, tmp_path):
     with pytest.raises(ConfigError, match=said):
         trained((X, NO_LABELS[labels](Y)), TEST, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "first", "says"),
+    [
+        (torch.zeros(2, 6, 6, 3), nn.Conv2d(3, 2, 3), "takes inputs.permute(0, 3, 1, 2): pass"),
+        (torch.zeros(2, 6, 6, 3).byte(), nn.Conv2d(3, 2, 3), "takes inputs.permute(0, 3, 1, 2)"),
+        (torch.zeros(2, 6, 6), nn.Conv2d(1, 2, 3), "takes inputs.unsqueeze(1): pass these."),
+        (torch.zeros(2, 1, 6, 6), nn.Linear(36, 32), "takes inputs.flatten(1): pass these."),
+        (torch.zeros(2, 5, 5).byte(), nn.Linear(36, 32), "Bytes reach it as torch.float32, in [0"),
+        (torch.zeros(2, 5, 5), nn.Linear(36, 32), "Pass inputs of a shape that it takes."),
+    ],
+)
+def test_inputs_in_another_layout_are_told_how_to_lay_them_out(inputs, first, says):
+    """Bytes, which reach a model as floats, were to be passed as floats."""
+    model = nn.Sequential(first, nn.Flatten(), nn.Linear(32, 2))
+    labels = torch.zeros(2, dtype=torch.long)
+    with pytest.raises(ConfigError) as refused:
+        outputs_of(model, examples_of((inputs, labels), "train"))
+    assert says in str(refused.value)
+    for way in ("permute(0, 3, 1, 2)", "unsqueeze(1)", "flatten(1)"):
+        if f"inputs.{way}" in says:
+            laid_out = eval(f"inputs.{way}", {"inputs": inputs})
+            assert outputs_of(model, examples_of((laid_out, labels), "train")) == 2

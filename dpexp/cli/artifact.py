@@ -33,7 +33,6 @@ or if the table or figure has no such profile (a line says so);
 from __future__ import annotations
 
 import csv
-import fnmatch
 import shutil
 import sys
 from collections.abc import Sequence
@@ -60,6 +59,7 @@ from dpexp.cli.config_cache import Configs
 from dpexp.cli.execution import execute
 from dpexp.cli.instantiate import admit
 from dpexp.cli.launchers import check, launch
+from dpexp.cli.picking import is_picked, none_run
 from dpexp.cli.suite import lacks
 from dpexp.reporting import collect
 from dpexp.reporting.collect import build, cells, costs
@@ -124,30 +124,6 @@ def parse(words: Sequence[str]) -> Request:
     return Request(name, overrides=asked, own=theirs, **own)
 
 
-def is_picked(request: Request, artifact: spec.Artifact, cell: spec.Key) -> bool:
-    """Return whether rows= and columns= pick this cell.
-
-    Any column of a panel picks its level lines.
-
-    Raises:
-        ConfigError: if a pattern picks nothing.
-    """
-    row = next(line for line in artifact.rows if line.key == cell[0])
-    column = next(line for line in artifact.columns if line.key == cell[1])
-    columns = artifact.panel_of(column) if row.regardless_of else (column,)
-    axes = (((row,), request.rows, artifact.rows, "row"),
-            (columns, request.columns, artifact.columns, "column"))  # fmt: skip
-    for _, patterns, lines, kind in axes:
-        keys = [line.key for line in lines]
-        for pattern in patterns:
-            if not fnmatch.filter(keys, pattern):
-                raise spec.unknown(f"{kind} of {artifact.name}", pattern, keys)
-    return all(
-        not patterns or any(fnmatch.fnmatchcase(line.key, p) for p in patterns for line in asked)
-        for asked, patterns, _, _ in axes
-    )
-
-
 def main(words: Sequence[str], called: str = CALLED) -> int:
     """Do what the command line asks; return the exit code.
 
@@ -180,10 +156,7 @@ def _main(words: Sequence[str]) -> int:
     outcomes = [collect.outcome(job, results) for job in jobs]
     picked = [o for o in outcomes if is_picked(request, artifact, o.job.cell)]
     if not picked:
-        raise ConfigError(
-            f"Expected rows= and columns= to pick cells that profile {request.profile} runs; "
-            "it skips all of these. Set another profile, or other cells."
-        )
+        raise none_run(request, artifact)
     require_named(artifact, jobs)
     for wrong in (o.job.contradicts for o in picked if o.job.contradicts):
         raise ConfigError(wrong)

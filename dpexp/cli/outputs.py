@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -12,6 +16,13 @@ from dpexp.models.mode import in_mode
 from dpexp.models.vocabulary import ended
 from dpexp.training.probing.stage import state_kept
 from dpexp.types import ConfigError
+
+LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "permute(0, 3, 1, 2)": lambda inputs: inputs.permute(0, 3, 1, 2),
+    "unsqueeze(1)": lambda inputs: inputs.unsqueeze(1),
+    "flatten(1)": lambda inputs: inputs.flatten(1),
+}
+"""Changes of inputs that a model may have meant: channels first, an axis of one channel, rows."""
 
 
 def outputs_of(model: nn.Module, train: Examples | Texts) -> int:
@@ -32,18 +43,14 @@ def outputs_of(model: nn.Module, train: Examples | Texts) -> int:
         given = train.inputs[:2]  # whose shape and type count; an id of 0 often stands for padding
         blank = torch.zeros_like(given) if given.is_floating_point() else torch.ones_like(given)
         blank = ended(model, blank)
-    blanks = Examples(blank, torch.zeros(len(blank), dtype=torch.long))
     try:
-        # What a module takes from the first batch that it sees is not to be taken from blanks: the
-        # trial before the first step would find it set.
-        with torch.no_grad(), in_mode(model, is_training=False), state_kept(model):
-            found = logits_of(model(blanks.batch(torch.arange(len(blank))).inputs))
+        found = _called(model, blank)
     except Exception as error:  # anyone's model, which may raise anything
         reason = " ".join(str(error).split())[:300]
         raise ConfigError(
             f"Expected a model for {str(given.dtype).removeprefix('torch.')} inputs of shape "
             f"{[*given.shape]}; {type(model).__name__} fails on them ({type(error).__name__}: "
-            f"{reason.rstrip('.')}). {_fitting(model, given)}"
+            f"{reason.rstrip('.')}). {_fitting(model, given, blank)}"
         ) from error
     if not isinstance(found, torch.Tensor) or found.ndim != 2:
         shape = list(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
@@ -54,10 +61,31 @@ def outputs_of(model: nn.Module, train: Examples | Texts) -> int:
     return found.shape[1]
 
 
-def _fitting(model: nn.Module, given: torch.Tensor) -> str:
-    """Return what to do about a model that fails on inputs of this type and shape."""
+def _called(model: nn.Module, blank: torch.Tensor) -> Any:
+    """Return what a model makes of inputs as they are held, such as bytes; it stays as it is."""
+    blanks = Examples(blank, torch.zeros(len(blank), dtype=torch.long))
+    # What a module takes from the first batch that it sees is not to be taken from blanks: the
+    # trial before the first step would find it set.
+    with torch.no_grad(), in_mode(model, is_training=False), state_kept(model):
+        return logits_of(model(blanks.batch(torch.arange(len(blank))).inputs))
+
+
+def _fitting(model: nn.Module, given: torch.Tensor, blank: torch.Tensor) -> str:
+    """Return what to do about a model that fails on inputs of this type and shape.
+
+    Args:
+        model: a classifier.
+        given: some inputs [n, ...].
+        blank: others of their shape and type, on which the model failed.
+    """
+    for change, changed in LAYOUTS.items():
+        with suppress(Exception):  # anyone's model, which may raise anything
+            if _called(model, changed(blank)).ndim == 2:
+                return f"It takes inputs.{change}: pass these."
     real = (each.dtype for each in model.parameters() if each.is_floating_point())
     own, kind = next(real, torch.float32), str(given.dtype).removeprefix("torch.")
+    if given.dtype == torch.uint8:
+        return f"Bytes reach it as {own}, in [0, 1]. Pass inputs of a shape that it takes."
     if not given.is_floating_point():
         return "Pass floats if it takes numbers: integers reach it as they are, as ids do."
     if own == given.dtype:

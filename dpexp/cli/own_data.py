@@ -226,12 +226,19 @@ def _count(node: Mapping[str, Any]) -> int:
         takes_images=str(node["_target_"]).endswith(".images"),
         **{key: node.get(key) for key in FINDING},  # type: ignore[arg-type]
     )
-    held = source.count(found, node.get("delimiter"), node["test_size"])
+    size = node["test_size"]
+    held = source.count(found, node.get("delimiter"), size)
     if not held:
-        beside = "" if node["test_size"] is None else f" beside task.test_size={node['test_size']}"
+        whole = source.count(found, node.get("delimiter"), None)
+        if size is not None and whole > 1:
+            raise ConfigError(
+                f"Expected task.test_size below {whole}, the number of examples of {node['data']}, "
+                f"so that some are left to train on; got {size}. Set task.test_size."
+            )
+        beside = "" if size is None else f" beside task.test_size={size}"
         raise ConfigError(
-            f"Expected at least one training example{beside}; {node['data']} holds none. Set data, "
-            "or task.train_splits."
+            f"Expected at least one training example{beside}; {node['data']} holds "
+            f"{whole or 'none'}. Set data, or task.train_splits."
         )
     return held
 

@@ -42,8 +42,9 @@ from filelock import lock_descriptor
 from dpexp import records
 from dpexp.cli import errors, folders, groups, lookup, many, search, validate
 from dpexp.cli.arguments import changing, exit_code_of, split, truth
-from dpexp.cli.artifact import Request, is_picked, parse
+from dpexp.cli.artifact import Request, parse
 from dpexp.cli.composition import compose
+from dpexp.cli.picking import is_picked, none_tuned
 from dpexp.cli.suite import lacks
 from dpexp.distributed.pool import Ended
 from dpexp.reporting.collect import build, cells
@@ -243,7 +244,7 @@ def _together(
     """Return the cells that are asked for; those that show one run and have one grid are one.
 
     Raises:
-        ConfigError: if none of them has a grid.
+        ConfigError: if none of them has a grid and runs.
     """
     together: dict[Tuned, list[tuple[Row, Column]]] = {}
     picked = set()
@@ -259,7 +260,7 @@ def _together(
             if is_picked(request, artifact, (row.key, column.key)):
                 picked.add(of_cell)
     if not picked:
-        raise ConfigError(f"{artifact.paper} {artifact.name} has no such row with a 'grid'.")
+        raise none_tuned(request, artifact)
     return {of_cell: places for of_cell, places in together.items() if of_cell in picked}
 
 

@@ -45,6 +45,12 @@ class Classes:
             )
         seen: dict[str, str] = {}
         for word in self.words:
+            if word in seen.values():
+                raise ConfigError(
+                    f"Expected every class once; got {', '.join(self.words)[:200]}, with {word} "
+                    "twice. Take one out. A name with a comma is quoted within the word: "
+                    """'task.classes=["yes, often",no]'."""
+                )
             other = seen.setdefault(_plain(word), word)
             if other is not word or not word.strip():
                 what = "one has no name" if not word.strip() else f"{other!r} and {word!r} are not"
@@ -93,6 +99,11 @@ class Classes:
             else:
                 word = self.words[value] if 0 <= value < len(self.words) else None
         found = self._indices.get(word) if word is not None else None
+        if found is None and is_missing(label):
+            raise ConfigError(
+                f"Expected a class, {self.listed()}, {place}; it is missing. Remove the row, or "
+                "fill it in."
+            )
         if found is None:
             raise ConfigError(
                 f"Expected a class, {self.listed()}, {place}; got "
@@ -172,11 +183,21 @@ def of_lists(lists: Mapping[str, Sequence[str]]) -> Classes | None:
 
 
 def read_off(labels: Iterable[Any]) -> Classes:
-    """Return the classes that occur, sorted: numbers by size, words by their letters."""
+    """Return the classes that occur, sorted: numbers by size, words by their letters.
+
+    A missing label is none; the reader, which knows its row, refuses it.
+    """
     values = {int(v) if isinstance(v, float) and v.is_integer() else v for v in labels}
-    words = {_text(value) for value in values if value is not None and value != HIDDEN}
+    words = {_text(value) for value in values if not is_missing(value) and value != HIDDEN}
     are_numbers = all(WHOLE.fullmatch(word) for word in words)
     return Classes(tuple(sorted(words, key=lambda word: (int(word) if are_numbers else 0, word))))
+
+
+def is_missing(label: Any) -> bool:
+    """Return whether a cell holds no label: nothing, spaces or NaN."""
+    if isinstance(label, str):
+        return not label.strip()
+    return label is None or (isinstance(label, float) and math.isnan(label))
 
 
 def _text(value: Any) -> str:

@@ -65,7 +65,8 @@ def examples_of(data: Any, name: str) -> Examples | Texts:
             )
         return Examples(inputs, targets.float())
     if targets.dtype == torch.bool or targets.is_complex():
-        raise ConfigError(f"Expected {name} targets as class indices; got {name_of(targets)}.")
+        way = " Give targets.long()." if targets.dtype == torch.bool else ""
+        raise ConfigError(f"Expected {name} targets as class indices; got {name_of(targets)}.{way}")
     return Examples(inputs, targets.long())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from numbers import Number
+from os import PathLike
 from typing import Any
 
 import numpy as np
@@ -120,6 +121,8 @@ def _items(data: Any, name: str) -> list[tuple[Any, Any]]:
         way = "Remove it, or let its items be (input, target)"
         if len(data) == 2 and isinstance(data[0], list) and isinstance(data[1], list):
             way = "Make a tensor of each list, if they are inputs and targets"
+        elif type(data) in (tuple, list) and issubclass(type(data[index]), str | bytes | PathLike):
+            way = "Read files into tensors, or train on them by dpexp.run, with task= and data="
         raise ConfigError(
             f"Expected {name} to be {WHAT}; item {index} of {type(data).__name__} cannot be read "
             f"as one ({type(error).__name__}: {one_line(error)[:200]}). {way}."
@@ -139,6 +142,8 @@ def _pair_of(item: Any) -> tuple[Any, Any]:
         Exception: it has none, or numbers behind the first two; of a dict, unless there is a label
             and one thing else.
     """
+    if isinstance(item, str | bytes | PathLike):
+        raise TypeError("it is text, not an input and its target")
     if not isinstance(item, Mapping):
         more = item[2:] if isinstance(item, tuple | list | Tensor | np.ndarray) else ()
         if any(_is_number(part) for part in more):  # a second input, a target, a weight?

@@ -51,10 +51,13 @@ def require_column(setting: str, column: str, columns: Sequence[str], path: Path
     """Return a column that was named; raise ConfigError if the table lacks it."""
     if column not in columns:
         near = get_close_matches(str(column), columns, 1, 0.5)
-        hint = f" Did you mean {near[0]}?" if near else ""
+        hint = f" Did you mean {_shown(near[0])}?" if near else ""
+        way = f"Set {setting}."
+        if near and near[0] != near[0].strip():
+            way = f"""Take the spaces out of the header, or quote twice: '{setting}="{near[0]}"'."""
         raise ConfigError(
             f"Expected {setting} to be a column of {path}, which has {_listed(columns)}; got "
-            f"{column}.{hint}{rows.of_first_line(path)} Set {setting}."
+            f"{column}.{hint}{rows.of_first_line(path)} {way}"
         )
     return column
 
@@ -137,7 +140,8 @@ def classes_of(
     if chosen is None:
         held = ""
         if found.test:  # which no guarantee covers
-            words = {*map(str, _labels(found.test, lists, column, delimiter))}
+            labels = _labels(found.test, lists, column, delimiter)
+            words = {str(label) for label in labels if not class_lists.is_missing(label)}
             shown = ", ".join(sorted(words)[:8])
             held = f", and the test set's labels are {shown}{', …' if len(words) > 8 else ''}"
         raise ConfigError(
@@ -239,5 +243,10 @@ def split_off(total: int, test_size: int | None, split_seed: int) -> tuple[Tenso
 
 
 def _listed(columns: Sequence[str]) -> str:
-    text = " ".join(", ".join(map(str, columns)).split())
+    text = " ".join(", ".join(map(_shown, columns)).split())
     return text if len(text) <= 300 else f"{text[:300]}…"
+
+
+def _shown(column: str) -> str:
+    """Return a column's name; in quotes, if it has spaces around it."""
+    return column if column == column.strip() else repr(column)

@@ -1,6 +1,7 @@
 """Examples in memory, in every shape that people hand them over: read, or refused in one line."""
 
 import random
+from pathlib import Path
 
 import datasets
 import numpy as np
@@ -122,6 +123,9 @@ REFUSED = {
     "a list of pairs": ((X, [[0, 1]] * N), r"got \[12, 4\] and \[12, 2\]"),
     "a list of too few": ((X, [0]), r"got \[12, 4\] and \[1\]"),
     "numbers of no kind of torch's": ((X.numpy().astype(np.longdouble), Y), "longdouble|float128"),
+    "targets that are booleans": ((X, Y > 0), "got bool. Give targets.long"),
+    "names of files": (("x.csv", "y.csv"), "item 0 of tuple .*it is text.* by dpexp.run, with"),
+    "paths": ([Path("a.png"), Path("b.png")], "item 0 of list .*it is text.* by dpexp.run"),
     "dates": ((np.zeros((N, 2), "M8[s]"), Y), "datetime64"),
 }
 

@@ -215,3 +215,36 @@ def test_a_file_without_rows_is_refused_as_what_it_is(tmp_path):
     words = ["task=table", f"data={path}", "dataset_size=4", "task.test_size=2", "task.target=y"]
     line = refusal(*words, "task.target_range=[0,1]", "task.columns={x:[0,1]}")
     assert "Expected examples to train on and to test on" in line and "the data have 0." in line
+
+
+ODD_TABLES = [
+    ("a,y|1,no|2,yes|3,|4,no", "task.classes=[no,yes]", "column y, line 4 of", "missing. Rem"),
+    ("a,y|1,no|2,yes|3,|4,no", "task.classes=read", "column y, line 4 of", "it is missing. Remove"),
+    ("a, y|1,no|2,yes|3,no|4,no", "task.classes=read", "has a, ' y'; got y. Did you mean ' y'?",
+     "or quote twice: 'task.target=\" y\"'."),
+    ("a,y|1,no|2,yes|3,no|4,no", "task.classes=[no,sir,yes,sir]", "with sir twice",
+     "quoted within the word: 'task.classes=[\"yes, often\",no]'."),
+    ("a,y|1,no|2,yes", "task.classes=[no,yes]", "Expected task.test_size below 2, the number of",
+     "Set task.test_size."),
+    ("a,y|1,no", "task.classes=[no,yes]", "beside task.test_size=2; ", "holds 1. Set data"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("lines", "classes", "says", "way"), ODD_TABLES)
+def test_an_odd_table_is_refused_by_what_is_odd(lines, classes, says, way, tmp_path):
+    """A missing label was asked to be "no", and a file all of which is test data, to hold none."""
+    path = tmp_path / "x.csv"
+    path.write_text(lines.replace("|", "\n"), encoding="utf-8")
+    words = ["task=table", f"data={path}", "dataset_size=count", "task.test_size=2"]
+    line = refusal(*words, "task.target=y", classes, "task.columns={a:[0,9]}")
+    assert says in line and way in line
+
+
+def test_classes_with_commas_and_columns_with_spaces_are_named_as_is_advised(tmp_path):
+    path = tmp_path / "x.csv"
+    path.write_text('a, y\n1,"yes, often"\n2,no\n3,"yes, often"\n4,no\n', encoding="utf-8")
+    words = ["task=table", f"data={path}", "dataset_size=2", "task.test_size=2"]
+    task = task_of(
+        *words, 'task.target=" y"', 'task.classes=["yes, often",no]', "task.columns={a:[0,9]}"
+    )
+    assert task.train.inputs.shape == (2, 2)

@@ -10,6 +10,7 @@ import pytest
 from matplotlib.image import imread
 
 from dpexp.cli import artifact as script
+from dpexp.cli import picking
 from dpexp.records.predictions import PREDICTIONS, packed
 from dpexp.reporting.judge import claims, errors
 from dpexp.reporting.render import exports, figure, markdown
@@ -218,7 +219,7 @@ def test_a_level_line_is_picked_by_any_column_of_its_panel(conf):
         (row.key, column.key)
         for row in figure4.rows
         for column in figure4.columns
-        if script.is_picked(request, figure4, (row.key, column.key))
+        if picking.is_picked(request, figure4, (row.key, column.key))
     ]
     level = [("full", "big-eps2"), ("full", "big-eps4")]
     assert picked == [*level, ("plain", "big-eps4"), ("better", "big-eps4")]
@@ -363,7 +364,8 @@ def test_asking_only_for_skipped_cells_is_one_line(capsys):
     words = ["table4", "profile=quick", "columns=mnli", "plan=true"]
     assert script.main(words) == 2
     printed = capsys.readouterr().err
-    assert printed.count("\n") == 1 and "it skips all of these" in printed
+    assert printed.count("\n") == 1 and "profile quick skips column mnli" in printed
+    assert printed.endswith("Set profile=embedded or profile=paper, or pick other cells.\n")
 
 
 def test_a_figure_is_built_and_run_from_the_command_line(tmp_path, capsys):

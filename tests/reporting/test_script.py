@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dpexp.cli import all as every
-from dpexp.cli import artifact, tune
+from dpexp.cli import artifact, picking, tune
 from dpexp.cli.arguments import changing
 from dpexp.reporting.schema import spec
 from dpexp.types import ConfigError
@@ -126,14 +126,14 @@ def test_help_tells_every_word(capsys):
 def test_rows_and_columns_pick_cells(conf):
     table9 = spec.load(conf, "demo", "table9")
     request = artifact.parse(["table9", "rows=be*", "columns=eps2,eps4"])
-    assert artifact.is_picked(request, table9, ("better", "eps4"))
-    assert not artifact.is_picked(request, table9, ("plain", "eps4"))
+    assert picking.is_picked(request, table9, ("better", "eps4"))
+    assert not picking.is_picked(request, table9, ("plain", "eps4"))
 
 
 def test_a_pattern_that_picks_nothing_is_a_mistake(conf):
     request = artifact.parse(["table9", "rows=bettr"])
     with pytest.raises(ConfigError, match="did you mean 'better'"):
-        artifact.is_picked(request, spec.load(conf, "demo", "table9"), ("plain", "eps2"))
+        picking.is_picked(request, spec.load(conf, "demo", "table9"), ("plain", "eps2"))
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def test_a_wrong_name_gets_the_nearest_one_and_the_list(paper, name, expected):
             "metric: test_accuracy\ndecimals: -1\n",
             "in the file; got -1.",
         ),
-        ("method=better]}", "method=better], decimals: -2}", "decimals >= 0 in better; got -2."),
+        ("method=better]}", "method=better], decimals: -2}", "[0, 15] in better; got -2."),
         ("value: 50.0", "value: true", "a number as 'value' in published plain, eps2; got True"),
         ("overrides: [eps=2]", "overrides: eps=2", "as 'overrides' in column eps2; got 'eps=2'"),
         (
@@ -122,7 +122,7 @@ def test_a_wrong_name_gets_the_nearest_one_and_the_list(paper, name, expected):
         ("above: [better]", "above: [bettr]", "Unknown row 'bettr': did you mean 'better'"),
         ("    eps4: {value", "    eps5: {value", "Unknown column 'eps5'"),
         ("key: better", "key: plain", "Expected every row key once"),
-        ("metric: test_accuracy\n", "", "missing 1 required positional argument: 'metric'"),
+        ("metric: test_accuracy\n", "", "a name, such as test_accuracy, as 'metric' in the f"),
         ("labels: [Big, Better]", "labels: [Better]", "Row better: expected labels for"),
         ("title:", "title: [", "is not YAML"),
         (
@@ -162,6 +162,42 @@ def test_a_wrong_name_gets_the_nearest_one_and_the_list(paper, name, expected):
             "below: [plain]}",
             "below: [plain], metric: wall_s, columns: [avg]}\naverage: {key: avg, label: A}",
             "expected no metric beside column avg: an average is of the numbers that its cells",
+        ),
+        ("metric: test_accuracy", "metric: []", "as 'metric' in the file."),
+        ("claims:", "claims: 0\ncrossings:", "Expected a list under 'claims'; got 0."),
+        ("below: [plain]", "below: [1" + "0" * 400 + "]", "as 'below' in a claim"),
+        ("    seeds: [0]", "    seeds: [0]\n    skip: {plain: ''}", "profile paper skips plain"),
+        (
+            "method=better]}",
+            "method=better], within: {eps2: {absent: ' '}}}",
+            "Expected a reason, in words, as 'absent' in row better within eps2.",
+        ),
+        (
+            "method=better]}",
+            "method=better], within: {eps2: {absent: none.}}}",
+            "Expected no value or claim on better, eps2: none. Take its published value out.",
+        ),
+        ("key: eps4,", "key: 'eps4,5',", "Expected a column key that columns= can name, without"),
+        ("key: better,", "key: '',", "Expected a row key that rows= can name"),
+        (
+            "method=better]}",
+            "method=better, seed=3]}",
+            "Expected no seed in the overrides of row better: seeds stand under 'seeds'",
+        ),
+        (
+            "overrides: [eps=2]",
+            "overrides: [eps=2, profile=quick]",
+            "Expected no profile in the overrides of column eps2",
+        ),
+        (
+            "replace: {task=big: task=small}",
+            "replace: {task=big: [task=small, results=here]}",
+            "Expected no results in the overrides of profile embedded",
+        ),
+        (
+            "    seeds: [0]",
+            "    seeds: [0]\n    overrides: [hydra/launcher=joblib]",
+            "Expected no hydra/launcher in the overrides of profile paper",
         ),
     ],
 )

@@ -633,7 +633,8 @@ def test_a_row_has_overrides_and_a_grid_of_its_own_within_columns(conf):
         ("long\"}", "long\", overrides: [eps=1]}", "Expected nothing beside 'absent'"),
         ("[optimizer.lr=0.02, optimizer.lr=0.2]", "[eps=1]", "Expected no eps under 'grid'"),
         ("profiles:", "claims: [{says: x, above: [fixed], below: [private]}]\nprofiles:",
-         "Expected no value or claim on fixed, eps8: it takes too long"),
+         "Expected no value or claim on fixed, eps8: it takes too long. Say which columns claim "
+         "'x' is on, as columns: [eps1]."),
     ],
 )  # fmt: skip
 def test_what_a_row_says_of_columns_is_checked(conf, old, new, says):
@@ -673,3 +674,28 @@ def test_what_a_cell_lacks_is_said_above_the_bar():
         before, line, _ = shown("of 2 runs").partition("private, eps8: no data")
         overview.close()
     assert line and "|" not in before
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("rows=private columns=eps8", "profile embedded skips column eps8 (too long)."),
+        ("rows=plain columns=eps8", "there is no plain in eps8 (has no noise). Pick other"),
+        ("columns=notes", "column notes holds no runs. Pick other cells."),
+        ("rows=fixed", "cells with a 'grid'; these have none. Rows of table1 with one: plain, pri"),
+        ("columns=eps8", "(has no noise); profile embedded skips column eps8 (too long). Set prof"),
+    ],
+)
+def test_cells_of_which_none_can_be_tuned_say_why(conf, capsys, words, says):
+    """A row whose column the profile skips, or that is absent there, "has no such grid"."""
+    changed(conf, "    regardless_of: [eps]\n", '    within: {eps8: {absent: "has no noise"}}\n')
+    changed(conf, "\nprofiles:\n", """
+  - {key: notes, label: notes, words: {plain: "one"}}
+profiles:
+  short: {seeds: [0], scaled: "all of it"}
+""")  # fmt: skip
+    changed(conf, "    seeds: [0]\n", "    seeds: [0]\n    skip: {eps8: too long}\n")
+    assert tune.main(["table1", "paper=made", *words.split()], seventy) == 2
+    said = capsys.readouterr().err
+    assert says in said
+    assert ("Set profile=short, or pick other cells." in said) == ("too long" in said)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -83,7 +83,7 @@ def fits(value: Any, hint: Any) -> bool:
         return isinstance(value, list | tuple) and all(fits(entry, inner[0]) for entry in value)
     if hint is float:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        return is_number and math.isfinite(value)
+        return is_number and abs(value) <= sys.float_info.max
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool)
     return isinstance(value, hint)

@@ -34,7 +34,7 @@ __all__ = ["Artifact", "Key", "load", "papers", "unknown"]
 
 CLAIMED = {"eps", "noise", "clip", "sampling", "seed", "privacy.eps", "privacy.delta",
            "privacy.budget", "privacy.noise", "privacy.sampling"}  # fmt: skip
-GROUPS = {"task", "public", "profile", "attack", "audit", "results"}
+GROUPS = {"task", "public", "profile", "attack", "audit", "results", "hydra"}
 """Groups that a grid may not set, nor `CLAIMED`: the cell's guarantee and its data."""
 
 NEEDED = {POINTS: ("x_name",), CURVES: ("x",), MAPS: ("y_label",)}
@@ -97,13 +97,12 @@ def _artifact(paper: str, name: str, tree: Any, own: Path | None) -> Artifact:
     if "average" in tree:
         average = dict(_mapping(tree["average"], "average"))
         tree["average"] = _column({**average, "overrides": []})
-    if isinstance(tree.get("metric"), str):
-        tree["metric"] = [tree["metric"]]
-    tree["row_head"] = tuple(map(str, _list(tree, "row_head")))
+    tree["metric"] = _metric(tree, "the file")
+    tree["row_head"] = tuple(_list(tree, "row_head"))
     tree["published"] = _published(tree.get("published", {}))
-    tree["claims"] = tuple(_claim(c) for c in tree.get("claims", []))
+    tree["claims"] = tuple(map(_claim, _list_if_any(tree, "claims")))
     tree["crossings"] = tuple(
-        _build(Crossing, each, "a crossing") for each in tree.get("crossings", [])
+        _build(Crossing, each, "a crossing") for each in _list_if_any(tree, "crossings")
     )
     profiles = _mapping(tree.get("profiles"), "profiles")
     tree["profiles"] = {key: _build(Profile, p, f"profile {key}") for key, p in profiles.items()}
@@ -169,6 +168,8 @@ def _part(tree: Any, where: str) -> Part:
     tree = dict(_mapping(tree, where))
     if "grid" in tree:
         tree["grid"] = _grid(tree, where)
+    if "absent" in tree and not str(tree["absent"] or "").strip():
+        raise ConfigError(f"Expected a reason, in words, as 'absent' in {where}.")
     if tree.get("absent") and len(tree) > 1:
         raise ConfigError(f"Expected nothing beside 'absent' in {where}.")
     return _build(Part, tree, where)
@@ -186,13 +187,21 @@ def _heading(tree: Any, kind: str, label: str) -> dict[str, Any]:
     """Return a row's or column's entries, with its labels and metric as lists."""
     tree = dict(_mapping(tree, f"a {kind}"))
     labels = tree.pop(label, None)
-    if isinstance(tree.get("metric"), str):
-        tree["metric"] = [tree["metric"]]
+    if "metric" in tree:
+        tree["metric"] = _metric(tree, f"{kind} {tree.get('key')}")
     if not {"words", "bench", "overrides"} & tree.keys():
         raise ConfigError(
             f"Expected 'overrides' in {kind} {tree.get('key')}; [] if it has none of its own."
         )
     return {**tree, "labels": [labels] if isinstance(labels, str) else labels}
+
+
+def _metric(tree: Mapping[str, Any], where: str) -> Any:
+    """Return the names under 'metric', of which one may stand without a list."""
+    metric = tree.get("metric")
+    if not metric:
+        raise ConfigError(f"Expected a name, such as test_accuracy, as 'metric' in {where}.")
+    return [metric] if isinstance(metric, str) else metric
 
 
 def _grid(tree: Mapping[str, Any], where: str) -> tuple[tuple[str, ...], ...]:
@@ -203,7 +212,7 @@ def _grid(tree: Mapping[str, Any], where: str) -> tuple[tuple[str, ...], ...]:
         if (
             not all(isinstance(point, str) for point in points)
             or not words
-            or not all("=" in word for word in words)
+            or not all("=" in word[1:] for word in words)
         ):
             raise ConfigError(
                 f"Expected lists of overrides, such as [epochs=1, epochs=2], under 'grid' in "
@@ -279,3 +288,7 @@ def _list(tree: Mapping[str, Any], word: str) -> list[Any]:
     if not isinstance(tree.get(word), list) or not tree[word]:
         raise ConfigError(f"Expected a list under '{word}'; got {tree.get(word)!r}.")
     return tree[word]
+
+
+def _list_if_any(tree: Mapping[str, Any], word: str) -> list[Any]:
+    return [] if tree.get(word, []) == [] else _list(tree, word)

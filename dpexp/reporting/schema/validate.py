@@ -5,7 +5,8 @@ from __future__ import annotations
 import fnmatch
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from dpexp.reporting.schema.artifact import (
@@ -15,10 +16,25 @@ from dpexp.reporting.schema.artifact import (
     REDUCTIONS,
     Artifact,
     Claim,
+    Key,
     Row,
     unknown,
 )
 from dpexp.types import ConfigError
+
+MOST_DECIMALS = 15
+"""Digits that a float holds."""
+
+PATTERN = ",*?[]"
+"""Characters that rows= and columns= read as more than a key's own."""
+
+OF_TABLES = {
+    "seed": "seeds stand under 'seeds' of a profile",
+    "profile": "a cell is run under the profile that the command line names",
+    "results": "the command line says where results are kept",
+    "hydra": "how Hydra runs is said on the command line",
+}
+"""Settings that no cell may have of its own, and where each is said."""
 
 
 def validate(artifact: Artifact) -> None:
@@ -37,26 +53,33 @@ def validate(artifact: Artifact) -> None:
     for keys, kind in ((rows, "row"), (columns, "column")):
         if len(set(keys)) < len(keys):
             raise ConfigError(f"Expected every {kind} key once; got {keys}.")
+        for key in keys:
+            if key != key.strip() or not key or set(key) & set(PATTERN):
+                raise ConfigError(
+                    f"Expected a {kind} key that {kind}s= can name, without spaces around it or "
+                    f"any of {PATTERN}; got '{key}'. Give it a short word, and that as label."
+                )
     without_runs = {c.key for c in artifact.columns} - {c.key for c in artifact.measured_columns}
     valued = [key for key in columns if key not in without_runs]
-    claimed = [
-        side
-        for claim in artifact.claims
-        for pair in _pairs(claim, artifact, valued)
-        for side in pair
-    ]
+    stated: list[tuple[Key, Claim | None]] = [(cell, None) for cell in artifact.published]
+    for claim in artifact.claims:
+        sides = [side for pair in _pairs(claim, artifact, valued) for side in pair]
+        stated += [(side, claim) for side in sides if isinstance(side, tuple)]
     cells = {(r.key, c.key): r.in_column(c).absent for r in artifact.rows for c in artifact.columns}
     if artifact.average is not None:
         for row in artifact.rows:
             whys = (cells[row.key, c.key] for c in artifact.measured_columns)
             cells[row.key, artifact.average.key] = next(filter(None, whys), "")
-    for row, column in [*artifact.published, *(s for s in claimed if isinstance(s, tuple))]:
-        if row not in rows:
-            raise unknown("row", row, rows)
+    for (of_row, column), on_it in stated:
+        if of_row not in rows:
+            raise unknown("row", of_row, rows)
         if column not in valued:
             raise unknown("column", column, valued)
-        if why := cells.get((row, column)):
-            raise ConfigError(f"Expected no value or claim on {row}, {column}: {why}")
+        if why := cells.get((of_row, column)):
+            raise ConfigError(
+                f"Expected no value or claim on {of_row}, {column}: {why.rstrip('. ')}. "
+                f"{_remedy(on_it, column, valued)}"
+            )
     _validate_average(artifact)
     for row in artifact.rows:
         _validate_metrics(artifact, row)
@@ -78,10 +101,30 @@ def validate(artifact: Artifact) -> None:
     decimals |= {row.key: row.decimals for row in artifact.rows}
     decimals |= {column.key: column.decimals for column in artifact.columns}
     for place, number in decimals.items():
-        if number is not None and number < 0:
-            raise ConfigError(f"Expected decimals >= 0 in {place}; got {number}.")
+        if number is not None and not 0 <= number <= MOST_DECIMALS:
+            raise ConfigError(
+                f"Expected decimals in [0, {MOST_DECIMALS}] in {place}; got {number}."
+            )
     _validate_words(artifact)
     _validate_labels(artifact)
+
+
+def _remedy(claim: Claim | None, column: str, columns: Sequence[str]) -> str:
+    """Return how to take a column where a row has no cell out of a claim, or of what is published.
+
+    Args:
+        claim: on the cell; None if it has a published value.
+        column: the cell's.
+        columns: those that a claim is on if it names none.
+    """
+    if claim is None:
+        return "Take its published value out."
+    if claim.rows:
+        return f"Take the row out of the rows of claim '{claim.says}'."
+    kept = [key for key in claim.columns or columns if key != column]
+    if not kept:
+        return f"Take claim '{claim.says}' out."
+    return f"Say which columns claim '{claim.says}' is on, as columns: [{', '.join(kept)}]."
 
 
 def _pairs(claim: Claim, artifact: Artifact, columns: list[str]) -> list[tuple[Any, Any]]:
@@ -136,6 +179,10 @@ def _validate_profiles(artifact: Artifact, rows: list[str], columns: list[str]) 
                 raise unknown(
                     f"row or column under skip in profile {name}", pattern, rows + columns
                 )
+            if not profile.skip[pattern].strip():
+                raise ConfigError(
+                    f"Expected a reason, in words, why profile {name} skips {pattern}; got none."
+                )
 
 
 def _key(word: str) -> str:
@@ -144,6 +191,14 @@ def _key(word: str) -> str:
 
 def _validate_words(artifact: Artifact) -> None:
     """Reject overrides of a cell that would take each other's place, and words that meet none."""
+    for row in artifact.rows:
+        parts = [row.overrides, *(part.overrides for part in row.within.values())]
+        _require_of_cells(chain.from_iterable(parts), f"row {row.key}")
+    for column in artifact.columns:
+        _require_of_cells(column.overrides, f"column {column.key}")
+    for name, profile in artifact.profiles.items():
+        put = [[new] if isinstance(new, str) else new or [] for new in profile.replace.values()]
+        _require_of_cells(chain(profile.overrides, *put), f"profile {name}")
     of_columns = {_key(w) for c in artifact.measured_columns for w in c.overrides}
     words = [w for c in artifact.measured_columns for w in c.overrides]
     for row in artifact.rows:
@@ -172,6 +227,14 @@ def _validate_words(artifact: Artifact) -> None:
         for label in profile.relabel:
             if label not in labels:
                 raise unknown(f"label under relabel in profile {name}", label, set(labels))
+
+
+def _require_of_cells(words: Iterable[str], where: str) -> None:
+    """Refuse overrides that say what is said for a whole table; a cell's would be lost."""
+    for word in words:
+        key = _key(word)
+        if why := OF_TABLES.get(re.split(r"[./@]", key)[0] if key.startswith("hydra") else key):
+            raise ConfigError(f"Expected no {key} in the overrides of {where}: {why}.")
 
 
 def _require_apart(
