@@ -21,6 +21,8 @@ from tests.contract.cases import OWN
 from tests.marks import some_long
 
 PINNED = set(pinned_configs.PINNED.read_text(encoding="utf-8").splitlines())
+
+
 @pytest.fixture(autouse=True)
 def _anywhere(monkeypatch):
     """Take runs as they are on a machine that says nothing of where its data lie."""

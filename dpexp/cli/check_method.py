@@ -86,6 +86,8 @@ def _main(words: Sequence[str]) -> int:
         print(folded(line, sys.stdout), flush=True)
     if apart := _apart(config, overrides):
         print(f"not looked at, as no part of the method: {', '.join(apart)}")
+    if trials and not _is_private(config):
+        print("no game is played: it needs noise=true, clip=true and a budget, eps")
     name, findings = config["method"]["name"], list(_of_statement(config, parts))
     if trials and not (verdict.findings or findings) and _is_private(config):
         findings += _of_two_worlds(config, trials)

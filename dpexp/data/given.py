@@ -43,7 +43,12 @@ def examples_of(data: Any, name: str) -> Examples | Texts:
     if has_tokens(data, TOKENS[0]):
         return texts_of(*tokenised(data, name, TOKENS), name)
     inputs, targets = pair(data, name)
-    if inputs.ndim < 2 or targets.ndim != 1 or len(inputs) != len(targets):
+    if inputs.ndim >= 2 and targets.ndim == 1 and len(inputs) != len(targets):
+        raise ConfigError(
+            f"Expected a target for each of the {len(inputs)} {name} inputs; got {len(targets)}. "
+            "Pass both in the same order and number."
+        )
+    if inputs.ndim < 2 or targets.ndim != 1:
         raise ConfigError(
             f"Expected {name} inputs of shape [n, ...] and targets of shape [n], one class index "
             f"or number an example; got {list(inputs.shape)} and {list(targets.shape)}."

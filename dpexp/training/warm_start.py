@@ -54,7 +54,8 @@ def fit(
     if (task.public.targets[:examples] < 0).any():
         raise ConfigError(
             f"Expected public examples labelled with the classes of {task.name} for "
-            f"warm_start={name}; this set's have no such labels. Set public to another set."
+            f"warm_start={name}; this set's have no such labels. Leave warm_start out, or "
+            "set public to a set that has them."
         )
     head_weights = list(model.get_submodule(head).parameters())
     known = {id(weight) for weight in head_weights}

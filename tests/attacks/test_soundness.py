@@ -82,6 +82,16 @@ def test_what_is_beside_the_method_is_said_not_to_be_looked_at(capsys):
     assert "warning: public=shapes has no effect with method=dpsgd" in printed.err
 
 
+@pytest.mark.parametrize("without", ["noise=false", "clip=false", "eps=null"])
+def test_a_game_that_is_not_played_is_said_not_to_be(capsys, without):
+    quick = ["tries=0", "climbs=0", "steps=2", "device=cpu", "model=linear"]
+    words = ["method=dpsgd", *quick, without, *(["noise=false"] if without == "clip=false" else [])]
+    assert check_method.main(words) == 0
+    printed = capsys.readouterr().out
+    assert "no game is played: it needs noise=true, clip=true and a budget, eps" in printed
+    assert "two worlds show" not in printed
+
+
 class Shrinking(OnHead):
     """Releases a share of the sums, which it draws and keeps for one step."""
 

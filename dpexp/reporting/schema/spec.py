@@ -37,6 +37,10 @@ CLAIMED = {"eps", "noise", "clip", "sampling", "seed", "privacy.eps", "privacy.d
 GROUPS = {"task", "public", "profile", "attack", "audit", "results", "hydra"}
 """Groups that a grid may not set, nor `CLAIMED`: the cell's guarantee and its data."""
 
+OF_THE_TRIAL = {"holdout", "tracking", "device", "ranks", "data_root", "model_root", "weights",
+                "checkpoint", "wandb", "eval_every"}  # fmt: skip
+"""Nor these: what points are compared on, and how a run is done."""
+
 NEEDED = {POINTS: ("x_name",), CURVES: ("x",), MAPS: ("y_label",)}
 """Required entries of each kind of figure besides `x_label`."""
 
@@ -223,6 +227,11 @@ def _grid(tree: Mapping[str, Any], where: str) -> tuple[tuple[str, ...], ...]:
                 raise ConfigError(
                     f"Expected no {key} under 'grid' in {where}: it defines the cell, so it cannot "
                     "be chosen."
+                )
+            if key.split(".")[0] in OF_THE_TRIAL:
+                raise ConfigError(
+                    f"Expected no {key} under 'grid' in {where}: points are compared on the same "
+                    "held-out examples, by runs done in the same way. Leave it out."
                 )
     return tuple(tuple(axis) for axis in axes)
 
