@@ -288,11 +288,6 @@ def test_what_is_no_number_is_named_with_a_remedy(labels, said, tmp_path):
         trained((X, NO_LABELS[labels](Y)), TEST, tmp_path)
 
 
-def test_inputs_without_a_target_are_counted():
-    with pytest.raises(ConfigError, match="target for each of the 4 train inputs; got 3. Pass"):
-        examples_of((torch.zeros(4, 2), torch.zeros(3).long()), "train")
-
-
 @pytest.mark.parametrize(
     ("inputs", "first", "says"),
     [
