@@ -630,7 +630,7 @@ class Counting(Unheard):
     ("changes", "line"),
     [
         ({"train": TRAIN[0]}, "Expected train to be a pair of tensors"),
-        ({"train": (TRAIN[0], TRAIN[1][:-1])}, r"\[200, 1, 4, 4\] and \[199\]"),
+        ({"train": (TRAIN[0], TRAIN[1][:-1])}, "each of the 200 inputs; got 199"),
         ({"train": (TRAIN[0].to(torch.int32), TRAIN[1])}, "int32"),
         ({"train": (TRAIN[0], TRAIN[1].float())}, "float32 and int64 .*give the model an output a"),
         (

@@ -45,8 +45,8 @@ def examples_of(data: Any, name: str) -> Examples | Texts:
     inputs, targets = pair(data, name)
     if inputs.ndim >= 2 and targets.ndim == 1 and len(inputs) != len(targets):
         raise ConfigError(
-            f"Expected a target for each of the {len(inputs)} {name} inputs; got {len(targets)}. "
-            "Pass both in the same order and number."
+            f"Expected {name} targets, one for each of the {len(inputs)} inputs; got "
+            f"{len(targets)}. Pass both in the same order and number."
         )
     if inputs.ndim < 2 or targets.ndim != 1:
         raise ConfigError(

@@ -121,7 +121,7 @@ REFUSED = {
     "a list of several types": ((X, [0, 0.5] * 6), "targets of several types"),
     "a list of what is unequal": ((X, [[0], [0, 1]] * 6), "numbers in dense memory"),
     "a list of pairs": ((X, [[0, 1]] * N), r"got \[12, 4\] and \[12, 2\]"),
-    "a list of too few": ((X, [0]), "each of the 12 train inputs; got 1. Pass both"),
+    "a list of too few": ((X, [0]), "each of the 12 inputs; got 1. Pass both"),
     "numbers of no kind of torch's": ((X.numpy().astype(np.longdouble), Y), "longdouble|float128"),
     "targets that are booleans": ((X, Y > 0), "got bool. Give targets.long"),
     "names of files": (("x.csv", "y.csv"), "item 0 of tuple .*it is text.* by dpexp.run, with"),

@@ -633,7 +633,7 @@ def test_a_row_has_overrides_and_a_grid_of_its_own_within_columns(conf):
         ("long\"}", "long\", overrides: [eps=1]}", "Expected nothing beside 'absent'"),
         ("[optimizer.lr=0.02, optimizer.lr=0.2]", "[eps=1]", "Expected no eps under 'grid'"),
         ("[optimizer.lr=0.02, optimizer.lr=0.2]", "[holdout.size=9]",
-         "Expected no holdout.size under 'grid' in row fixed within eps8: points are compared on "
+         "under 'grid' in row fixed within *1: points are compared on "
          "the same held-out examples, by runs done in the same way. Leave it out."),
         ("profiles:", "claims: [{says: x, above: [fixed], below: [private]}]\nprofiles:",
          "Expected no value or claim on fixed, eps8: it takes too long. Say which columns claim "
