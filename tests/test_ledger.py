@@ -12,6 +12,7 @@ from dpexp.cli.verify import main as verify
 from dpexp.distributed.ranks import Ranks
 from dpexp.kernels import compiled
 from dpexp.models.cnn import CNN
+from dpexp.models.wrn import WideResNet
 from dpexp.privacy import PrivacyError
 from dpexp.records import Ledger, Mark, RecordError, read_mark
 from dpexp.training import checkpoint
@@ -162,7 +163,12 @@ OF_IMAGES = torch.nn.Sequential(torch.nn.Conv2d(1, 1, 1))
 
 @pytest.mark.parametrize(
     ("settings", "model"),
-    [({"channels_last": True}, torch.nn.Linear(1, 1)), ({}, OF_IMAGES), ({}, Functional())],
+    [
+        ({"channels_last": True}, torch.nn.Linear(1, 1)),
+        ({}, OF_IMAGES),
+        ({}, Functional()),
+        ({"channels_last": False}, OF_IMAGES),  # as ConvNeXt, whose norms lay images out anew
+    ],
 )
 def test_other_kernels_are_other_surroundings_where_they_may_run(settings, model, monkeypatch):
     settings = {"model": settings}, "data", model, ALONE, {}
@@ -183,7 +189,8 @@ def test_other_kernels_are_other_surroundings_where_they_may_run(settings, model
     [
         ({}, torch.nn.Linear(1, 1)),
         ({}, CNN([2, 2], 3, 1, 10, [8, 8])),
-        ({"channels_last": False}, OF_IMAGES),
+        ({"channels_last": False}, WideResNet(10, 1, 1, False, in_channels=1, num_classes=10)),
+        ({"channels_last": "auto"}, torch.nn.Linear(1, 1)),
     ],
 )
 def test_kernels_that_cannot_run_are_not_compiled(settings, model, monkeypatch):

@@ -164,10 +164,11 @@ def surroundings_of(
     }
     if own_code:
         own["own_code"] = own_code
-    layout = config["model"].get("channels_last", _may_lay_channels_last(model))
+    may_lay = _may_lay_channels_last(model)
+    layout = config["model"].get("channels_last", may_lay)
     if layout == "auto" and not _convolves(model):  # as a network of texts
         layout = False
-    if layout and ranks.device.type == "cpu":
+    if (layout or may_lay) and ranks.device.type == "cpu":
         kernels = compiled()
         own["kernels"] = kernels.sha256 if kernels else None
     if layout == "auto":
@@ -189,7 +190,10 @@ def _convolves(model: nn.Module) -> bool:
 
 
 def _may_lay_channels_last(model: nn.Module) -> bool:
-    """Return whether a model without the option may lay out images so: its own code decides."""
+    """Return whether a model's own code may lay out images so, whatever it is given.
+
+    ConvNeXt's norms do. Depthwise convolutions take our kernels in either layout.
+    """
     return not type(model).__module__.startswith("dpexp.models.") and _convolves(model)
 
 
