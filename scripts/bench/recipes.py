@@ -18,15 +18,7 @@ from dpexp.cli.stand_in import LENGTH, stand_in
 from dpexp.data import Examples
 from dpexp.reporting.collect import cells
 from dpexp.reporting.schema import spec
-from scripts.bench.steps import (
-    UNIT,
-    Case,
-    Step,
-    fast,
-    nonprivate_step,
-    opacus_step,
-    private_step,
-)
+from scripts.bench.steps import UNIT, Case, Step, fast, nonprivate_step, private_step
 
 UNIT_ROW = "np"
 
@@ -91,34 +83,6 @@ def steps(column: str, num: int, device: torch.device) -> Mapping[str, Callable[
     return {UNIT: partial(step_of, rows[UNIT_ROW], num, device, is_plain=True), **named}
 
 
-def tuned_steps(num: int, device: torch.device) -> Mapping[str, Callable[[], Step]]:
-    """Name the steps of the rows that fine-tune, and of Opacus.
-
-    Opacus refuses norms with constants, and its hooks what changes an output in place. Its network
-    has GroupNorm in their place, and activations that do not.
-    """
-    column = "tuned-eps3"
-    small = stand_in(configs(column)["dpsgd"], 1)
-    small["model"] |= {"pretrained": False, "fix": True}
-
-    def new_model() -> nn.Module:
-        model = build_parts(small, device).model
-        for module in model.modules():
-            if hasattr(module, "inplace"):
-                module.inplace = False
-        return model
-
-    def opacus(*, is_ghost: bool) -> Step:
-        batch = build_parts(small, device).task.train.batch(torch.arange(num))
-        return opacus_step(Examples(batch.inputs, batch.targets).to(device), new_model, is_ghost)
-
-    return {
-        **steps(column, num, device),
-        "Opacus hooks, GroupNorm": partial(opacus, is_ghost=False),
-        "Opacus ghost, GroupNorm": partial(opacus, is_ghost=True),
-    }
-
-
 NOTES = (
     "Rows are those of [table4](../quick/dpexp/table4.md), by their keys, as its quick profile "
     "runs them, in its layout of images and with the suite's kernels. The unit is plain PyTorch's "
@@ -134,9 +98,9 @@ IMAGES = Case(
 )
 TUNED = Case(
     title="EfficientNet-Lite0 at 64 pixels with constant norms, as in dpexp's table4",
-    build=tuned_steps,
-    batch=16,  # for which Opacus takes 9 GB
-    notes=NOTES,
+    build=partial(steps, "tuned-eps3"),
+    batch=32,
+    notes=f"{NOTES} Opacus refuses norms with constants.",
 )
 TEXTS = Case(
     title=f"MiniLM's shape on {LENGTH} tokens, as in dpexp's table4",
