@@ -150,14 +150,15 @@ def _recipes() -> str:
 
 
 def _recipes_steps() -> str:
-    """Return the time of a step of table4's rows on both networks, of those that were timed."""
-    steps = [_step_times(f"cpu-recipes-{of}") for of in ("vision", "language")]
+    """Return the time of a step of table4's rows on its networks, of those that were timed."""
+    steps = [_step_times(f"cpu-recipes-{of}") for of in ("vision", "tuned", "language")]
     body = [
         (", ".join(labels), *(times[row] for times in steps))
         for row, labels in _labels("quick", "dpexp/table4").items()
         if all(row in times for times in steps)
     ]
-    return _lines(("method, recipe", "a step, WRN10-2", "a step, MiniLM"), body)
+    networks = ("WRN10-2", "EfficientNet-Lite0", "MiniLM")
+    return _lines(("method, recipe", *(f"a step, {each}" for each in networks)), body)
 
 
 def _step_times(case: str) -> Mapping[str, str]:
