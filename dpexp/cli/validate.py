@@ -336,3 +336,9 @@ def _check_words(config: Mapping[str, Any]) -> None:
         raise ConfigError(f"Expected wandb.mode, one of {', '.join(MODES)}; it was taken out.")
     tracking.require(config)
     require_word("weights", config["weights"], KEPT)
+    layout = config["model"].get("channels_last", "auto")  # no part of an id: a look-up builds none
+    if layout not in (True, False, "auto"):
+        raise ConfigError(
+            f"Expected model.channels_last to be true, false or auto; got {layout}. Set "
+            "model.channels_last."
+        )

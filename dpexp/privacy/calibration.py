@@ -129,6 +129,8 @@ def build(
     if noise and laplace:
         assert epsilon is not None  # checked above
         sigma, calibrated_by = calibrate_laplace(q, epsilon / num_steps), "pure"
+        if clip:
+            _require_composable((Part(q, sigma, num_steps),), epsilon)
     elif noise:
         assert epsilon is not None
         target, count = epsilon, num_steps
@@ -242,20 +244,13 @@ def require_releases(releases: Sequence[Release]) -> None:
 def confirm(parts: tuple[Part, ...], delta: float, epsilon: float) -> None:
     """Check that the verifying accountant can confirm epsilon.
 
-    It has no memory for the losses of hardly any noise, and its rounding, which matters beside a
-    tiny delta, is some 1e-15 a step. If it cannot confirm the budget before the first step, it
-    cannot do so afterwards.
+    Its rounding, which matters beside a tiny delta, is some 1e-15 a step. If it cannot confirm the
+    budget before the first step, it cannot do so afterwards.
 
     Raises:
         ConfigError: if it cannot.
     """
-    advice = "a smaller eps, or noise=false for a run without privacy"
-    require(
-        is_composable(parts, epsilon),
-        f"Expected a budget that two accountants can compose; the one that verifies finished runs "
-        f"lacks the memory at eps={epsilon:g} over {counted(sum(p.count for p in parts), 'step')}. "
-        f"Set {advice if epsilon > 1 else 'a larger eps or batch_size'}.",
-    )
+    _require_composable(parts, epsilon)
     if delta >= SURE:
         return
     found = gaussian_epsilon(parts, delta, epsilon)
@@ -264,6 +259,21 @@ def confirm(parts: tuple[Part, ...], delta: float, epsilon: float) -> None:
         f"Expected a delta that two accountants can resolve; at delta={delta:g} the one that "
         f"verifies finished runs gives epsilon {at_most(found)} for noise that the other "
         f"calibrated to {epsilon:g}. Set privacy.delta to a larger one, such as {SURE:g}.",
+    )
+
+
+def _require_composable(parts: tuple[Part, ...], epsilon: float) -> None:
+    """Check that the verifying accountant has the memory: for hardly any noise it has none.
+
+    Raises:
+        ConfigError: if it has not.
+    """
+    advice = "a smaller eps, or noise=false for a run without privacy"
+    require(
+        is_composable(parts, epsilon),
+        f"Expected a budget that two accountants can compose; the one that verifies finished runs "
+        f"lacks the memory at eps={epsilon:g} over {counted(sum(p.count for p in parts), 'step')}. "
+        f"Set {advice if epsilon > 1 else 'a larger eps or batch_size'}.",
     )
 
 

@@ -9,6 +9,7 @@ from torch import nn
 from dpexp import cli, kernels
 from dpexp.grad_sample.rules import layer_grads_of, parameters_with_a_rule
 from dpexp.models import vision_layers
+from dpexp.types import ConfigError
 from tests.grad_sample.test_rules import assert_rule_holds, per_example_by_torch_func, random_like
 from tests.test_per_example import Largest
 
@@ -96,6 +97,14 @@ def test_carriers_of_channels_that_do_not_meet_take_less_room_than_their_images(
 
 def built(*words):
     return cli.build_parts(cli.compose([*IMAGES, *words]), torch.device("cpu")).model
+
+
+@pytest.mark.parametrize("model", ["model=timm name=resnet18", "model=wrn10_1"])
+def test_another_layout_is_refused_before_any_run_is_looked_up(model):
+    """It is no part of an id, so that the run in the layout of before was shown for it."""
+    words = [*IMAGES[:3], *model.split(), "model.channels_last=maybe", "eps=8"]
+    with pytest.raises(ConfigError, match="model.channels_last to be true, .* got maybe"):
+        cli.compose(words)
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,14 @@ def test_noise_is_the_l1_sensitivity_over_a_steps_epsilon():
     assert make(pair, full, eps=5.0).noise_multiplier == pytest.approx(10.0 / 0.5)
 
 
+@pytest.mark.parametrize("eps", [1e9, 1e30])
+def test_an_epsilon_that_verification_cannot_resolve_is_refused_at_the_start(eps):
+    """As under Gaussian noise; its run trained to the end, and its certificate differed."""
+    with pytest.raises(ConfigError, match="Set a smaller eps, or noise=false"):
+        make(eps=eps)
+    verify(certify(make(eps=100.0)))
+
+
 def test_the_certificate_of_two_releases_with_noise_for_their_root_of_squares_is_refused():
     """In l1 their sensitivities add up."""
     certificate = certify(make((*RELEASES, Release("more", 5, 0.5, 4.0, "laplace", "coordinates"))))
