@@ -149,12 +149,31 @@ def test_a_child_is_weighed_by_itself(tmp_path):
         children.run(UNIT, keeping_none, SMALL, tmp_path / "three")
 
 
+CACHING = """
+import json, os, pathlib, sys
+kept = pathlib.Path(os.environ["DPEXP_CACHE"], "kept")
+seen = len(kept.read_text()) if kept.exists() else 0
+kept.parent.mkdir(parents=True, exist_ok=True)
+kept.write_text("." * (seen + 1))
+pathlib.Path(sys.argv[2], "checkpoint.pt").touch()
+line = {"steps": 2, "tested": 8, "train_seconds": 0.1, "evaluate_seconds": 0.05}
+print(json.dumps(line | {"accuracy": seen, "parameters": 1, "trained_parameters": 1}))
+"""
+
+
+def test_a_second_run_finds_what_its_first_left_and_no_other_does(tmp_path):
+    first, second = NONPRIVATE, f"{NONPRIVATE}{cases.SECOND}"
+    everyone = {name: cases.Contender(["-c", CACHING]) for name in (UNIT, first, second)}
+    found = runs.measure(everyone, SMALL, 1, tmp_path).set_index("contender")["accuracy"]
+    assert found.to_dict() == {UNIT: 0, first: 0, second: 1}
+
+
 @pytest.mark.long
 def test_everyone_who_is_there_does_all_of_the_work(root, tmp_path):
     everyone = cases.vision(SMALL, root, depth=10, width=1)
     table = runs.measure(everyone, SMALL, 1, tmp_path).set_index("contender")
     assert list(table.index) == list(everyone) and (table["steps"] == 2).all()
-    trained = table["trained_parameters"].drop("dpexp RGP")
+    trained = table["trained_parameters"].drop([cases.RGP, cases.RGP + cases.SECOND])
     assert trained.nunique() == 1 and table["parameters"].nunique() == 1
     assert table.loc[UNIT, "time"] == 1 and (table["start"] > 0).all()
 
@@ -307,7 +326,7 @@ def test_images_need_no_folder_of_models(root):
 def test_every_run_of_dpexp_takes_the_peers_batch_steps_and_budget(root):
     for contenders in (cases.vision(SMALL, root), cases.language(SMALL, root)):
         own = {name: each.command for name, each in contenders.items() if each.is_ours}
-        assert len(own) == 3
+        assert len(own) == 5
         for name, words in own.items():
             assert {"batch_size=12", "epochs=1", "task.delta=1e-05"} <= set(words)
             assert ("eps=8" in words) == (name != NONPRIVATE)

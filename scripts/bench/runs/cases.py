@@ -19,6 +19,9 @@ ROOT = Path(__file__).resolve().parents[3]
 UNIT = "plain PyTorch, without privacy"
 BY_LENGTH = f"{UNIT}, parts by length"
 DP_SGD, RGP, NONPRIVATE = "dpexp DP-SGD", "dpexp RGP", "dpexp without privacy"
+SECOND = ", a second run"
+"""Ends the name of a run that finds what one before it left in dpexp's cache."""
+
 PEERS = "Opacus hooks", "Opacus ghost"
 """Private peers: DP-SGD's goal is half the fastest one's time."""
 
@@ -140,14 +143,17 @@ def vision(
         return peer("opacus_images", sizes, data, 16, 0.2, *given)
 
     plain = "plain_images"
+    dpsgd, rgp = own("dpsgd", 0.2), own("rgp", 0.2, "method.warm_up_steps=1")
     return {
         UNIT: Contender(peer(plain, sizes, data, 32, 0.1, *shape)),
         f"{UNIT}, channels last": Contender(
             peer(plain, sizes, data, 64, 0.1, *shape, "--channels-last")
         ),
         NONPRIVATE: Contender(own("nonprivate", 0.1), is_ours=True),
-        DP_SGD: Contender(own("dpsgd", 0.2), is_ours=True, goal=1.15),
-        RGP: Contender(own("rgp", 0.2, "method.warm_up_steps=1"), is_ours=True, goal=0.9),
+        DP_SGD: Contender(dpsgd, is_ours=True, goal=1.15),
+        f"{DP_SGD}{SECOND}": Contender(dpsgd, is_ours=True, goal=1.15),
+        RGP: Contender(rgp, is_ours=True, goal=0.9),
+        f"{RGP}{SECOND}": Contender(rgp, is_ours=True, goal=0.9),
         "Opacus hooks": Contender(opacus("hooks"), "opacus"),
         "Opacus ghost": Contender(opacus("ghost"), "opacus"),
     }
@@ -168,12 +174,16 @@ def language(sizes: Sizes, root: Path) -> dict[str, Contender]:
         return peer(script, sizes, data, 32, 1.5e-3, *private(2.0), *folder, *more)
 
     plain = peer("plain_texts", sizes, data, 32, 3e-4, *folder)
+    dpsgd = own("dpsgd", *every, "optimizer.lr=1.5e-3")
+    rgp = own("rgp", "method.warm_up_steps=1")
     return {
         UNIT: Contender(plain),
         BY_LENGTH: Contender([*plain, "--by-length"]),
         NONPRIVATE: Contender(own("nonprivate", *every, "optimizer.lr=3e-4"), is_ours=True),
-        DP_SGD: Contender(own("dpsgd", *every, "optimizer.lr=1.5e-3"), is_ours=True, goal=1.15),
-        RGP: Contender(own("rgp", "method.warm_up_steps=1"), is_ours=True, goal=0.9),
+        DP_SGD: Contender(dpsgd, is_ours=True, goal=1.15),
+        f"{DP_SGD}{SECOND}": Contender(dpsgd, is_ours=True, goal=1.15),
+        RGP: Contender(rgp, is_ours=True, goal=0.9),
+        f"{RGP}{SECOND}": Contender(rgp, is_ours=True, goal=0.9),
         "Opacus hooks": Contender(theirs("opacus_texts", "--mode", "hooks"), "opacus"),
         "Opacus ghost": Contender(theirs("opacus_texts", "--mode", "ghost"), "opacus"),
     }

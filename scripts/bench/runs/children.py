@@ -22,14 +22,17 @@ EVERY = 0.1
 """Seconds between two looks for a checkpoint."""
 
 
-def run(name: str, contender: Contender, sizes: Sizes, folder: Path) -> dict[str, Any]:
-    """Run a contender once, from an empty cache, and return what came of it.
+def run(
+    name: str, contender: Contender, sizes: Sizes, folder: Path, cache: Path | None = None
+) -> dict[str, Any]:
+    """Run a contender once and return what came of it.
 
     Args:
         name: for errors.
         contender: to run.
         sizes: that it must have trained with.
         folder: an empty one, for what it writes.
+        cache: dpexp's, with what runs before left there; None for an empty one.
 
     Returns:
         seconds of the whole process, cpu_seconds, megabytes at its peak, loop_seconds by its own
@@ -44,7 +47,7 @@ def run(name: str, contender: Contender, sizes: Sizes, folder: Path) -> dict[str
     words = [f"results={out}"] if contender.is_ours else ["--out", str(out)]
     command = [sys.executable, *contender.command, *words]
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    surroundings = {**os.environ, "PYTHONPATH": path, "DPEXP_CACHE": str(folder / "cache")}
+    surroundings = {**os.environ, "PYTHONPATH": path, "DPEXP_CACHE": str(cache or folder / "cache")}
     surroundings |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     weight = folder / "weight.json"
     weighed = [sys.executable, "-I", "-S", str(Path(__file__).with_name("weighed.py")), str(weight)]

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from scripts.bench.runs import children
-from scripts.bench.runs.cases import DP_SGD, PEERS, UNIT, Contender, Sizes
+from scripts.bench.runs.cases import DP_SGD, PEERS, SECOND, UNIT, Contender, Sizes
 
 TIMED = ("seconds", "cpu_seconds", "loop_seconds", "megabytes")
 TOLD = ("steps", "parameters", "trained_parameters", "accuracy", "epsilon", "delta", "sampling")
@@ -21,6 +21,8 @@ def measure(
     contenders: Mapping[str, Contender], sizes: Sizes, rounds: int, folder: Path
 ) -> pd.DataFrame:
     """Run every contender once a round, each round beginning with the next one.
+
+    A second run is preceded by a first, which is not measured. Later rounds go on from its cache.
 
     Args:
         contenders: by name, the unit among them.
@@ -39,12 +41,22 @@ def measure(
     for turn in range(rounds):
         first = turn % len(names)
         for name in names[first:] + names[:first]:
-            own = folder / "run"
-            outcome = children.run(name, contenders[name], sizes, own)
-            shutil.rmtree(own)
+            cache = folder / "cache" / name if name.endswith(SECOND) else None
+            if cache and not cache.exists():
+                _run(name, contenders[name], sizes, folder, cache)
+            outcome = _run(name, contenders[name], sizes, folder, cache)
             print(f"round {turn + 1}: {name}: {outcome['seconds']:.1f} s", file=sys.stderr)
             found.append({"round": turn, "contender": name, **outcome})
     return summary(contenders, found)
+
+
+def _run(
+    name: str, contender: Contender, sizes: Sizes, folder: Path, cache: Path | None
+) -> dict[str, Any]:
+    """Run a contender in a folder of its own, which is deleted after it."""
+    outcome = children.run(name, contender, sizes, folder / "run", cache)
+    shutil.rmtree(folder / "run")
+    return outcome
 
 
 def summary(

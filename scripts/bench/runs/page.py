@@ -31,7 +31,8 @@ def page(table: pd.DataFrame, case: Case, sizes: Sizes, data: str, rounds: int, 
     lines = [
         f"{where} Medians of {rounds} rounds in turns, with the range of the middle half of them. "
         "A run is a process from its start to its exit: imports, data, calibration, training, one "
-        "evaluation at the end, checkpoint and record. Caches of dpexp begin empty. The unit is "
+        "evaluation at the end, checkpoint and record. dpexp's cache begins empty, but in a second "
+        "run, which finds a first one's compiled kernels, decoded data and noise. The unit is "
         f"the run in plain PyTorch without privacy: {unit:.1f} s. Start-up is all that is outside "
         "of the loop, which is training and evaluation by a run's own clock; so a longer run takes "
         "the same start-up and more of the loop.",
