@@ -25,6 +25,7 @@ from dpexp.cli.arguments import exit_code_of
 from dpexp.cli.trainability import METHODS, built, quiet, refusal
 from dpexp.grad_sample import Tape, Try, settle
 from dpexp.grad_sample.hooking import hooked_layers
+from dpexp.grad_sample.reading import is_read
 from dpexp.grad_sample.shared_inputs import trial
 from dpexp.models.matrices import matrix_parameters
 from dpexp.types import LayerGrads, full_name
@@ -47,7 +48,7 @@ class Found:
     Attributes:
         full: largest error of an example's gradient, over its largest entry.
         low_rank: likewise of dW_i R^T and L^T dW_i, of weight matrices.
-        by_torch_func: types of its modules that have no rule.
+        by_torch_func: types of its modules that have no rule, and are run again.
     """
 
     full: float
@@ -97,7 +98,7 @@ def examine(architecture: Architecture) -> Found:
                 matrix = each.flatten(1)
                 low_rank = max(low_rank, _error(d_left[i], matrix @ right.T))
                 low_rank = max(low_rank, _error(d_right[i], left.T @ matrix))
-    hooked = hooked_layers(model, names).values()
+    hooked = [each for each in hooked_layers(model, names).values() if not is_read(each.module)]
     return Found(
         full,
         low_rank,
@@ -139,7 +140,7 @@ def _of_exactness(rows: Sequence[str]) -> str:
         "torch.autograd's of that example alone, in float64. Errors are relative to a "
         "gradient's largest entry, rounded up to a power of ten. The third column is of "
         "dW_i Rᵀ and Lᵀ dW_i, which RGP, LSG and DP-PowerSGD take of each matrix. "
-        "Modules in the last column have no rule: torch.func takes their gradients, which is "
+        "Modules in the last column are run again under torch.func for their gradients, which is "
         "slower, and their dropout has to be 0. torchvision's networks have GroupNorm in "
         "BatchNorm's place. Names without a library are transformers' and, of LSTM and GRU, "
         "torch's."

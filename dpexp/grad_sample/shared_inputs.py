@@ -45,6 +45,11 @@ def trial() -> Iterator[None]:
         _trials -= 1
 
 
+def is_trial() -> bool:
+    """Return whether a model is being tried."""
+    return _trials > 0
+
+
 def require_tried_with_rows(
     name: str, module: nn.Module, rows: int, call: int, shape: Shape
 ) -> None:

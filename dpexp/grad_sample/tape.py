@@ -18,6 +18,7 @@ from dpexp.grad_sample.freezing import freeze, thaw
 from dpexp.grad_sample.graph import Before, Boundary, Kept, Start, standing_alone
 from dpexp.grad_sample.hooking import hooked_layers, is_untried, taken_apart
 from dpexp.grad_sample.modules import SAME, flattened, gradients_of, sums_of
+from dpexp.grad_sample.reading import Reading, may_be_read
 from dpexp.grad_sample.rules import FormedGrads, GroupedGrads, SummedGrads, alone, layer_grads_of
 from dpexp.grad_sample.shared_inputs import (
     axis_of,
@@ -75,6 +76,10 @@ class Tape:
         self._before: dict[str, tuple[Before, tuple[Any, ...], dict[str, Any]]] = {}
         self._parts: dict[str, list[tuple[LayerGrads, str]]] = {}  # of parameters with several uses
         self._sums: dict[Use, list[tuple[Tensor, float]]] = {}
+        self._readings: dict[str, Reading] = {}  # of calls that are not over
+        self._is_read: dict[str, bool] = {}  # whether the last call was
+        self._unmet: dict[str, set[str]] = {}  # what was read, and has no gradient yet
+        self._takes: dict[str, int] = {}  # how often a parameter of a module has gradients
         self.repeated: set[str] = set()
         self.apart: set[str] = set()
         self._anchor = torch.empty(0, requires_grad=True)
@@ -103,6 +108,9 @@ class Tape:
                 before = partial(self._before_module, name)
                 hook = module.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
                 self._hooks.append(hook)
+                close = partial(self._close, name)
+                hook = module.register_forward_hook(close, prepend=True, always_call=True)
+                self._hooks.append(hook)
         self._attentions.replace()
 
     def expect(self, num_examples: int, views: int = 1, shape: Sequence[int] = ()) -> None:
@@ -116,6 +124,7 @@ class Tape:
         self._num_examples, self._views, self._shape = num_examples, views, tuple(shape)
         self._uses, self._inputs, self._before, self._parts, self._sums = {}, {}, {}, {}, {}
         self._awaited = set(self._layers)
+        self._is_read, self._unmet, self._takes = {}, {}, {}
 
     def backward(self, loss: Tensor) -> None:
         """Run backward: hooks are called, and what was checkpointed is computed again.
@@ -159,6 +168,10 @@ class Tape:
                 f"Expected every trainable layer to take part in the loss; {words} "
                 "did not. Freeze what the model does not use."
             )
+        for name, unmet in self._unmet.items():
+            for own in sorted(unmet):  # what the loss has no use of, where it has of others
+                held = self._layers[name].module.get_parameter(own)
+                self._take_read(name, own, held.new_zeros(self._num_examples, *held.shape))
         for full in list(self._parts):
             owner, _, own = full.rpartition(".")
             parts = tuple(self._parts.pop(full))
@@ -233,8 +246,19 @@ class Tape:
     def _before_module(
         self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
-        if not self._sees_nothing():
-            self._before[name] = Before.of(module), args, dict(kwargs)
+        if self._sees_nothing():
+            return
+        self._before[name] = Before.of(module), args, dict(kwargs)
+        names = tuple(self._layers[name].names)
+        if self._num_examples and not is_untried(self._model) and may_be_read(module, names):
+            on_gradients = partial(self._after_read, name)
+            self._close(name)  # a call of itself within
+            self._readings[name] = Reading(module, names, self._num_examples, on_gradients)
+
+    def _close(self, name: str, *_: Any) -> None:
+        """Give a module back its parameters, however its call ended."""
+        if name in self._readings:
+            self._readings[name].close()
 
     def _after_module(
         self,
@@ -247,8 +271,20 @@ class Tape:
         if self._sees_nothing():
             return None
         before, args, kwargs = self._before.pop(name)
+        reading = self._readings.pop(name, None)
         if self._is_mapped(name, flattened(output)[0]):
             return None
+        use = None if self._is_backward else self._next_use(name)
+        if reading is not None:
+            if use is not None:
+                self._is_read[name] = reading.is_known(use.number)
+            if self._is_read[name]:
+                if use is not None:
+                    self._takes[name] = self._takes.get(name, 0) + max(reading.used.values())
+                    self._unmet.setdefault(name, set()).update(reading.used)
+                return None
+        if use is not None:
+            self._takes[name] = self._takes.get(name, 0) + 1
         before.require_repeatable(name, module)
         leaves, spec = flattened((args, kwargs))
         kept = [self._keep(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
@@ -264,7 +300,6 @@ class Tape:
                 given[place] = self._for_each_example(given[place])
         for order, place in enumerate(floating):
             self._note_rows(name, given[place].movedim(axis_of(module, order), 0))
-        use = None if self._is_backward else self._next_use(name)
 
         def on_backward(gradients: tuple[Tensor, ...]) -> None:
             if use is not None:
@@ -408,7 +443,21 @@ class Tape:
             if self._views > 1:
                 formed = GroupedGrads(formed, self._views)
             wanted = {each: hooked.names[own] for each, own in names.items()}
-            self._pass_on(layer, formed, wanted, self._uses[name])
+            self._pass_on(layer, formed, wanted, self._takes[name])
+
+    def _after_read(self, name: str, reading: Reading, own: str, gradients: Tensor) -> None:
+        if reading.has_failed:
+            return  # the module is run again
+        self._awaited.discard(name)
+        self._unmet[name].discard(own)
+        self._take_read(name, own, gradients)
+
+    def _take_read(self, name: str, own: str, gradients: Tensor) -> None:
+        formed: LayerGrads = FormedGrads({own: _single(gradients)}, (own,))
+        if self._views > 1:
+            formed = GroupedGrads(formed, self._views)
+        wanted = {own: self._layers[name].names[own]}
+        self._pass_on(name, formed, wanted, self._takes[name])
 
     def _pass_on(
         self, layer: str, layer_grads: LayerGrads, wanted: Mapping[str, str], uses: int

@@ -15,6 +15,7 @@ from dpexp.distributed import memory
 from dpexp.distributed.ranks import Ranks
 from dpexp.grad_sample.freezing import trains
 from dpexp.grad_sample.hooking import hooked_layers, mark_untried
+from dpexp.grad_sample.reading import is_read
 from dpexp.models.mode import in_mode
 from dpexp.privacy import Mechanism, build, num_steps, require_room, size_of_release, verify
 from dpexp.privacy.certificate import (
@@ -208,14 +209,6 @@ def first_look(parts: Parts, device: torch.device) -> str | None:
     """
     require_full_precision(parts.model)  # what is complex or half has no gradients to compare
     trained = parts.method.trainable(parts.model)
-    for name, hooked in hooked_layers(parts.model, trained).items():
-        if not (hooked.has_rule or parts.method.is_forward_only):
-            log.info(
-                "%s: no rule for a %s; its per-example gradients are taken by torch.func, as exact "
-                "and slower",
-                name or "the model itself",
-                type(hooked.module).__name__,
-            )
     check_loss(parts.task, parts.model, device)
     unchecked = None
     # Steps leave a model in its mode, which may be eval; losses alone are taken in eval mode.
@@ -225,6 +218,15 @@ def first_look(parts: Parts, device: torch.device) -> str | None:
             unchecked = check_model(parts.model, trained, parts.task, device) or unchecked
     if unchecked is not None:
         mark_untried(parts.model)
+    for name, hooked in hooked_layers(parts.model, trained).items():
+        is_known = hooked.has_rule or is_read(hooked.module)
+        if not (is_known or parts.method.is_forward_only):
+            log.info(
+                "%s: no rule for a %s; its per-example gradients are taken by torch.func, as exact "
+                "and slower",
+                name or "the model itself",
+                type(hooked.module).__name__,
+            )
     if not type(parts.clipping).__module__.startswith("dpexp."):  # the suite's own are tested
         check_rule(parts.clipping)
     if parts.augmentation is not None:

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from dpexp.distributed.memory import release_pages
 from dpexp.grad_sample import Try, settle
+from dpexp.grad_sample.reading import run_again
 from dpexp.grad_sample.rules import has_foreign_rule
 from dpexp.grad_sample.shared_inputs import trial
 from dpexp.privacy.certificate import UNTRIED
@@ -85,29 +86,38 @@ def check_model(
             examples.
     """
     try:
-        own = first_weight(model).dtype
-        with staged(model, own, device, draw=MADE):
-            examples = make_up(task, model, device, own)
-        key = known.key_of(model, parameters, task, examples, device)
-        if known.is_known(key, model):
-            return None
-        subject = Subject(model, parameters, task.loss)
-        wrong = _tried(subject, examples, device, own, SHARP if own == torch.double else 0)
-        if wrong is not None and own != torch.double:
-            wrong = _decided(subject, examples, device, own)
-        release_pages()
-        if wrong is None:
-            wrong, is_hidden = _aloud(subject, examples, device, own)
-            if wrong is None and is_hidden:
-                why = "its casts allow no float64, and half precision hides a hundredth"
-                warn_caller(f"{UNTRIED.capitalize()} ({why}).")
-                return UNTRIED
-    except ConfigError:
-        raise
+        return _checked(model, parameters, task, device)
     except Exception as error:  # a model may reject synthetic inputs in any way
+        if run_again(model):  # what reads its parameters itself may bear to be run again
+            return check_model(model, parameters, task, device)
+        if isinstance(error, ConfigError):
+            raise
         words = f"{type(error).__name__}: {one_line(error)[:150]}"
         warn_caller(f"{UNTRIED.capitalize()} ({words}).")
         return UNTRIED
+
+
+def _checked(
+    model: nn.Module, parameters: Sequence[str], task: Any, device: torch.device
+) -> str | None:
+    """Check a model as it is hooked now; see `check_model`."""
+    own = first_weight(model).dtype
+    with staged(model, own, device, draw=MADE):
+        examples = make_up(task, model, device, own)
+    key = known.key_of(model, parameters, task, examples, device)
+    if known.is_known(key, model):
+        return None
+    subject = Subject(model, parameters, task.loss)
+    wrong = _tried(subject, examples, device, own, SHARP if own == torch.double else 0)
+    if wrong is not None and own != torch.double:
+        wrong = _decided(subject, examples, device, own)
+    release_pages()
+    if wrong is None:
+        wrong, is_hidden = _aloud(subject, examples, device, own)
+        if wrong is None and is_hidden:
+            why = "its casts allow no float64, and half precision hides a hundredth"
+            warn_caller(f"{UNTRIED.capitalize()} ({why}).")
+            return UNTRIED
     if wrong is not None:
         raise ConfigError(wrong)
     known.remember(key, model)

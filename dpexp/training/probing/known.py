@@ -16,6 +16,7 @@ from torch.nn.modules import module as hooks_of_all
 
 from dpexp.grad_sample.attention import is_taken_apart
 from dpexp.grad_sample.hooking import hook_at_parent, hooked_at_parent
+from dpexp.grad_sample.reading import Reads, reads_in, see_reads
 from dpexp.grad_sample.shared_inputs import Seen, see, seen_in
 from dpexp.models.architecture import code_digest
 from dpexp.training.probing.made_up import MadeUp
@@ -33,10 +34,12 @@ class Found(NamedTuple):
     Attributes:
         hooked: the modules whose hooks it has at the module around them.
         seen: of its modules, by name.
+        reads: of those that read parameters, by name.
     """
 
     hooked: frozenset[str]
     seen: Mapping[str, Seen]
+    reads: Mapping[str, Reads | None]
 
 
 _FOUND: dict[Hashable, Found] = {}
@@ -82,13 +85,14 @@ def is_known(key: Hashable | None, model: nn.Module) -> bool:
     for name in sorted(found.hooked):
         hook_at_parent(model, name)
     see(model, found.seen)
+    see_reads(model, found.reads)
     return True
 
 
 def remember(key: Hashable | None, model: nn.Module) -> None:
     """Note that a network is sound."""
     if key is not None:
-        _FOUND[key] = Found(hooked_at_parent(model), seen_in(model))
+        _FOUND[key] = Found(hooked_at_parent(model), seen_in(model), reads_in(model))
 
 
 def _is_ours(module: nn.Module) -> bool:
