@@ -10,6 +10,7 @@ from dpexp.cli.verify import verify
 from dpexp.models.adapters import adapt, merged
 from dpexp.training.averaging import EMA, Averaged, Last
 from dpexp.training.train_state import TrainState
+from dpexp.types import ConfigError
 from tests.runs import one_thread  # noqa: F401 (a fixture)
 
 
@@ -49,6 +50,18 @@ def test_the_mean_of_the_last_is_their_mean(share):
     found = averages(Last(share), values)
     assert found[-1] == pytest.approx(float(values[-count:].mean()), abs=1e-6)
     assert found[40 - count - 1] == pytest.approx(values[40 - count - 1]) or count == 40
+
+
+@pytest.mark.parametrize("weight", [1.5, -0.1, float("nan")])
+def test_a_rule_of_ones_own_that_keeps_no_share_is_refused(weight):
+    class Mine:
+        def keeps(self, step, num_steps):
+            return weight if step == 1 else 0.5
+
+    with pytest.raises(
+        ConfigError, match=rf"in \[0, 1\]; `keeps` of Mine gives {weight} at step 1"
+    ):
+        averages(Mine(), [1.0, 2.0])
 
 
 def test_of_adapters_the_factors_are_averaged_so_that_what_is_merged_keeps_their_rank():

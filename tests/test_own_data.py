@@ -7,6 +7,7 @@ import shlex
 import numpy as np
 import pytest
 
+import dpexp
 from dpexp import cli, records
 from dpexp.cli import lookup, verify
 from dpexp.cli.own_data import delta_for, share_of
@@ -145,6 +146,25 @@ def test_a_changed_file_is_refused_where_its_run_is_looked_up(alone, here, tmp_p
     lookup._of_data.cache_clear()
     with pytest.raises(ConfigError, match="the data of images:set were"):
         lookup.done_before(config)
+
+
+def test_a_file_that_changes_between_two_calls_of_one_process_is_seen(alone, tmp_path):
+    """In a notebook the second look-up compared the data with what the first one had read."""
+    rows = [[room, ["no", "yes"][room % 2]] for room in range(40)]
+    path, before = tmp_path / "sold.csv", [["rooms", "sold"], *rows]
+    save_csv(path, before)
+    words = ["method=dpsgd", "task=table", f"data={path}", "task.target=sold", "eps=8", "epochs=1"]
+    words += ["task.columns={rooms:[0,40]}", "task.classes=[no,yes]", "task.test_size=8"]
+    words += ["dataset_size=32", f"results={alone}"]
+    first, again = dpexp.run(*words), dpexp.run(*words)
+    save_csv(path, [*before[:-1], [39, "no"]])
+    with pytest.raises(ConfigError, match="the data of table:sold.csv were"):
+        dpexp.run(*words)
+    save_csv(path, before)
+    assert dpexp.run(*words).directory == again.directory == first.directory
+    path.unlink()
+    with pytest.warns(UserWarning, match="looked up, and the data of .* were not compared"):
+        dpexp.run(*words)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from dpexp.cli.composition import compose
 from dpexp.cli.execution import execute, failing_model, with_weights
 from dpexp.cli.handed_words import simplified, words_of
 from dpexp.cli.instantiate import admit, loop_of
-from dpexp.cli.lookup import done_before
+from dpexp.cli.lookup import finished, read_anew
 from dpexp.cli.outputs import outputs_of
 from dpexp.cli.own_data import COUNT, delta_for
 from dpexp.cli.parts import adapted, analyses_of, around
@@ -52,6 +52,7 @@ from dpexp.records.keeping import WEIGHTS
 from dpexp.records.keyed import keyed
 from dpexp.records.weights import digest
 from dpexp.types import ConfigError
+from dpexp.warned import warn_caller
 
 GIVEN = "dpexp.data.given.examples_of"
 """What a record names as the source of data that were handed over in memory."""
@@ -82,7 +83,10 @@ def run(words: Sequence[str]) -> TrainedRun:
     with _own_random_numbers(
         range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
     ):
-        done_before(config)  # refuses a run of other data or weights
+        read_anew()
+        before = finished(config)  # refuses a run of other data or weights
+        if before is not None and before[1]:
+            warn_caller(f"The finished run {before[0].directory} is looked up, and {before[1]}.")
         return TrainedRun.read(execute(config))
 
 

@@ -42,14 +42,11 @@ def done_before(config: dict[str, Any]) -> str:
         ConfigError: if it used other data, weights, tokenizers or code of the user's than are here.
         RecordError: if its result.json has an entry of the wrong type.
     """
-    from dpexp import records
-
-    found = records.find(config["results"], config)
-    if found is None:
+    before = finished(config)
+    if before is None:
         return ""
+    found, unknown = before
     result = found.result
-    bytes_here = compare(config, result)
-    refuse_other(found.directory, bytes_here)
     metric = result.get("metric", "an accuracy that is not named")
     value = "no number" if result.get(metric) is None else f"{result[metric]:.4g}"
     known = ", ".join([_spent(found), *_found(result)])
@@ -61,7 +58,24 @@ def done_before(config: dict[str, Any]) -> str:
     )
     if lacking := _lacking(config, found.directory):
         line += f", {lacking}, which this record lacks"
-    return f"{line}. Note: {bytes_here.unknown}" if bytes_here.unknown else line
+    return f"{line}. Note: {unknown}" if unknown else line
+
+
+def finished(config: dict[str, Any]) -> tuple[records.Record, str] | None:
+    """Return a finished run's record, and what of it could not be compared; None if there is none.
+
+    Raises:
+        ConfigError: as `done_before`.
+        RecordError: as `done_before`.
+    """
+    from dpexp import records
+
+    found = records.find(config["results"], config)
+    if found is None:
+        return None
+    bytes_here = compare(config, found.result)
+    refuse_other(found.directory, bytes_here)
+    return found, bytes_here.unknown
 
 
 def _lacking(config: Mapping[str, Any], directory: Path) -> str:
@@ -314,6 +328,11 @@ def fingerprint_here(config: Mapping[str, Any]) -> tuple[str, str]:
             return build_task(dict(config), torch.device("cpu")).fingerprint, ""
     except (ConfigError, OSError) as error:
         return "", one_line(error)
+
+
+def read_anew() -> None:
+    """Read data again where they are compared next: files may change while a notebook is open."""
+    _of_data.cache_clear()
 
 
 def examples_here(config: Mapping[str, Any]) -> str:

@@ -99,7 +99,7 @@ def is_text(path: Path, column: str) -> bool:
         return True
     kind = parquet.schema(path).field(column).type
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or kind == pa.string_view()
 
 
 def classes_of(

@@ -192,7 +192,7 @@ def _image_column(path: Path, columns: Sequence[str]) -> str:
 def _can_hold(kind: pa.DataType) -> bool:
     if pa.types.is_struct(kind):
         return kind.get_field_index("bytes") >= 0
-    return pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+    return kind in (pa.binary(), pa.large_binary(), pa.binary_view())
 
 
 def _shape(reader: Reader, test_size: int | None, split_seed: int) -> tuple[int, ...]:

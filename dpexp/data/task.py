@@ -184,6 +184,32 @@ def assemble(
     )
 
 
+def require_declared(task: Task, size: int | None) -> None:
+    """Check a task of anyone's own making, who may have changed it since it was assembled.
+
+    Args:
+        task: with all its training examples.
+        size: N as the config declares it; None: it does not.
+
+    Raises:
+        ConfigError: the training set does not hold that many examples, or the targets are numbers
+            and the loss compares classes.
+    """
+    declared = task.dataset_size if size is None else size
+    if not declared == task.dataset_size == len(task.train):
+        raise ConfigError(
+            f"Expected task.dataset_size={declared} training examples for {task.name}; the task "
+            f"that was made says {task.dataset_size} and has {len(task.train)}. Set "
+            "task.dataset_size, and hand it to dpexp.data.task.assemble with all of them."
+        )
+    if task.loss is cross_entropy and task.train.targets.is_floating_point():
+        raise ConfigError(
+            f"Expected class indices as targets of {task.name}, as its loss compares classes; got "
+            f"{task.train.targets.dtype}. Give them as whole numbers, or the task a loss of its "
+            "own."
+        )
+
+
 def _shape(examples: ExampleSet) -> Sequence[int]:
     return examples.batch(torch.empty(0, dtype=torch.long)).inputs.shape[1:]
 

@@ -109,7 +109,7 @@ class Averaged:
     def lose(self, steps: Iterable[int]) -> None:
         """Leave out the iterates of steps that are not in the weights, in their order."""
         for step in steps:
-            self.mass *= self._averaging.keeps(step, self._num_steps)
+            self.mass *= self._kept(step)
 
     @torch.no_grad()
     def add(self, model: nn.Module, step: int) -> None:
@@ -118,8 +118,11 @@ class Averaged:
         Args:
             model: after the step.
             step: just taken, from 0.
+
+        Raises:
+            ConfigError: the average so far is to stay by no share of it.
         """
-        keeps = self._averaging.keeps(step, self._num_steps)
+        keeps = self._kept(step)
         weight = 1.0 - keeps
         if self.mass < 1:
             self.mass = keeps * self.mass + weight
@@ -135,3 +138,12 @@ class Averaged:
     def tensors(self) -> list[Any]:
         """Return the averages and buffers."""
         return [*self.model.parameters(), *self.model.buffers()]
+
+    def _kept(self, step: int) -> float:
+        keeps = self._averaging.keeps(step, self._num_steps)
+        if not 0 <= keeps <= 1:  # of a rule of someone's own; the average would run away
+            raise ConfigError(
+                f"Expected the old average's weight in [0, 1]; `keeps` of "
+                f"{type(self._averaging).__name__} gives {keeps} at step {step}. Correct it."
+            )
+        return keeps

@@ -12,6 +12,7 @@ from dpexp.distributed import memory
 from dpexp.kernels import fast_kernels
 from dpexp.models.mode import in_mode
 from dpexp.records import NONFINITE
+from dpexp.types import ConfigError
 
 EVAL_BATCH = 125  # ours; changes no result
 
@@ -79,7 +80,11 @@ def evaluate(
 @torch.no_grad()
 @fast_kernels()
 def scores(model: nn.Module, examples: Any, device: torch.device, score: LossFn) -> Scores:
-    """Return the scores of examples in eval mode."""
+    """Return the scores of examples in eval mode.
+
+    Raises:
+        ConfigError: the score is not of each example.
+    """
 
     def judged(size: int) -> Scores:
         each, total, nonfinite = torch.empty(len(examples)), 0.0, 0
@@ -87,6 +92,11 @@ def scores(model: nn.Module, examples: Any, device: torch.device, score: LossFn)
             batch = examples.batch(indices).to(device)
             outputs = model(batch.inputs)
             values = score(outputs, batch.targets)
+            if values.shape != batch.targets.shape[:1]:  # a mean of a task of someone's own
+                raise ConfigError(
+                    f"Expected a score of each of {len(batch.targets)} examples; the task's gives "
+                    f"shape {list(values.shape)}. Leave out its mean or sum."
+                )
             each[indices.cpu()] = values.to("cpu", each.dtype)
             total += float(values.sum())
             nonfinite += int((~are_finite(outputs)).sum())

@@ -197,6 +197,16 @@ def test_what_8_bits_of_grey_or_colour_cannot_hold_is_refused_by_file(tmp_path):
     assert len(task_of(*words).train) == 6
 
 
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.binary_view()], ids=str)
+def test_a_parquet_column_of_bare_bytes_of_any_type_is_found(tmp_path, kind):
+    held = pa.array([cell["bytes"] for cell in cells(3)], kind)
+    path = save_parquet(
+        tmp_path / "x.parquet", {"picture": held, "kind": [0, 1, 0], "note": [1] * 3}
+    )
+    words = ["task.label_column=kind", "task.num_classes=2", "task.test_size=1", "dataset_size=2"]
+    assert len(task_of("task=images", f"data={path}", *words).train) == 2
+
+
 def test_parquet_files_are_read_by_the_classes_that_their_metadata_name(tmp_path):
     folder = tmp_path / "set"
     folder.mkdir()

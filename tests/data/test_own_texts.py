@@ -189,7 +189,8 @@ def test_a_parquet_column_that_holds_no_texts_is_refused_by_row(tmp_path, words,
 
 def test_parquet_texts_of_every_type_are_read_and_broken_ones_refused(tmp_path, words):
     save(tmp_path / "set", ".parquet")
-    for texts in (pa.array(TRAIN, pa.large_string()), pa.array(TRAIN).dictionary_encode()):
+    kinds = [pa.array(TRAIN, kind) for kind in (pa.large_string(), pa.string_view())]
+    for texts in (*kinds, pa.array(TRAIN).dictionary_encode()):
         save_parquet(tmp_path / "set/train.parquet", {"text": texts, "label": LABELS})
         assert len(task_of(*words).train) == 4
     broken = pa.array([b"good", b"\xff\xfe", b"a", b"b"]).view(pa.string())

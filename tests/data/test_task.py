@@ -1,10 +1,13 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dpexp.data import Examples
-from dpexp.data.task import assemble, fingerprint
+from dpexp.data.task import assemble, fingerprint, require_declared
+from dpexp.training.judging import evaluate
 from dpexp.types import ConfigError
 
 PINNED = "6d7af2b1aa59c32b3daf94bdd7bcfe8db8862fb5769eaa9a9593905524a31759"
@@ -71,3 +74,26 @@ def test_targets_outside_the_classes_are_refused(targets):
     with pytest.raises(ConfigError, match=r"in \[0, 3\)") as raised:
         assemble("x", examples, examples, num_classes=3, delta=1e-5, dataset_size=2)
     assert ("Set task.num_classes" in str(raised.value)) == (-1 not in targets)
+
+
+def test_a_task_of_ones_own_that_was_changed_since_it_was_assembled_is_refused():
+    """Of more examples than N some were never drawn; of fewer a step ended in a trace."""
+    some = Examples(torch.zeros(8, 2), torch.arange(8) % 2)
+    task = assemble("mine", some, some, num_classes=2, delta=1e-3, dataset_size=8)
+    require_declared(task, 8)
+    for train in (some.take(torch.arange(5)), Examples(torch.zeros(9, 2), torch.arange(9) % 2)):
+        with pytest.raises(ConfigError, match=f"dataset_size=8 .*says 8 and has {len(train)}"):
+            require_declared(replace(task, train=train), 8)
+    with pytest.raises(ConfigError, match="dataset_size=7 .*says 8 and has 8"):
+        require_declared(task, 7)
+    numbers = replace(task, train=replace(some, targets=torch.zeros(8)))
+    with pytest.raises(ConfigError, match="class indices .*float32"):
+        require_declared(numbers, 8)
+    require_declared(replace(numbers, loss=lambda outputs, targets: outputs.sum()), 8)
+
+
+def test_a_score_of_the_whole_batch_is_refused():
+    """A mean over the batch was divided by the number of examples once more."""
+    some, model = Examples(torch.zeros(8, 2), torch.arange(8) % 2), torch.nn.Linear(2, 2)
+    with pytest.raises(ConfigError, match=r"each of 8 examples; .* shape \[\]"):
+        evaluate(model, some, torch.device("cpu"), lambda outputs, targets: outputs.mean())
