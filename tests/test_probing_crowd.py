@@ -234,10 +234,13 @@ NAN, INF = torch.nan, torch.inf
         ([1.0, INF], [1.0, INF], 0.0),
         ([3.0, 4.0, INF], [3.0, 4.5, INF], 0.5 / (9 + 4.5**2) ** 0.5),
         ([1.0, NAN], [1.0, 2.0], INF),
+        ([1.0, NAN], [1.0, 0.0], INF),
+        ([1.0, -INF], [1.0, torch.finfo(torch.float64).min], INF),
         ([1.0, INF], [1.0, -INF], INF),
         ([1.0, INF], [1.0, NAN], INF),
         ([0.0, 2.0], [0.0, 1.0], 0.5),
     ],
 )
 def test_what_is_not_finite_in_one_alone_is_a_difference(one, other, apart):
-    assert gap(torch.tensor(one), torch.tensor(other)) == pytest.approx(apart)
+    one, other = (torch.tensor(each, dtype=torch.float64) for each in (one, other))
+    assert gap(one, other) == gap(other, one) == pytest.approx(apart)
