@@ -199,12 +199,19 @@ def test_every_rule_of_conf_keeps_examples_apart(name):
 class Greedy(Flat):
     """A rule of a user's own that keeps no bound."""
 
+    def __init__(self, weight):
+        vars(self)["weight"] = weight
+
     def weights(self, norms, bound):
-        return torch.full_like(norms, 1e6)
+        return torch.full_like(norms, self.weight)
 
 
-def test_no_rule_of_ones_own_can_exceed_c():
-    alone = sums_of(Greedy(), draw(1, 3, (1, 1, 1, 1))).sums
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("weight", [1e6, -1e6, -1e-6, math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("scale", [0, 1e-30, 1])
+def test_no_rule_of_ones_own_can_exceed_c(weight, dtype, scale):
+    example = [each.to(dtype) for each in draw(1, 3, (scale,) * 4)]
+    alone = sums_of(Greedy(weight), example, dtype=dtype).sums
     assert math.sqrt(sum(float(s.double().square().sum()) for s in alone.values())) <= C
 
 

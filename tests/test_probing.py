@@ -115,6 +115,11 @@ def queue_of_means(self, h):
     return out
 
 
+def missing_until_seen(self, h):
+    before, self.mark = self.mark, torch.tensor(0.0 if len(h) > 2 else torch.nan)
+    return self.layer(h + before.nan_to_num(1.0))
+
+
 def counted(self, h):
     self.seen += len(h)
     return self.layer(h)
@@ -181,6 +186,10 @@ MIXING = {
     "a rebound one": (middle(forward=rebound_mean, buffers={"mean": ZERO}), "'mean' of 'middle'"),
     "an attribute": (middle(forward=rebound_mean, attributes={"mean": ZERO}), "'mean' of 'middle'"),
     "a list": (middle(forward=queue_of_means, attributes={"kept": [ZERO]}), "'kept' of 'middle'"),
+    "a missing number": (
+        middle(forward=missing_until_seen, attributes={"mark": torch.tensor(torch.nan)}),
+        "'mark' of 'middle'",
+    ),
     "a count of examples": (
         middle(forward=counted, buffers={"seen": torch.zeros(())}),
         "'seen' of 'middle'",

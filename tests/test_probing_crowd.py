@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from dpexp import grad_sample
 from dpexp.data import cross_entropy
 from dpexp.training.probing import check_model
 from dpexp.training.probing.recorder import gap
@@ -234,10 +235,39 @@ NAN, INF = torch.nan, torch.inf
         ([1.0, INF], [1.0, INF], 0.0),
         ([3.0, 4.0, INF], [3.0, 4.5, INF], 0.5 / (9 + 4.5**2) ** 0.5),
         ([1.0, NAN], [1.0, 2.0], INF),
+        ([1.0, NAN], [1.0, 0.0], INF),
+        ([1.0, -INF], [1.0, torch.finfo(torch.float64).min], INF),
         ([1.0, INF], [1.0, -INF], INF),
         ([1.0, INF], [1.0, NAN], INF),
         ([0.0, 2.0], [0.0, 1.0], 0.5),
     ],
 )
 def test_what_is_not_finite_in_one_alone_is_a_difference(one, other, apart):
-    assert gap(torch.tensor(one), torch.tensor(other)) == pytest.approx(apart)
+    one, other = (torch.tensor(each, dtype=torch.float64) for each in (one, other))
+    assert gap(one, other) == gap(other, one) == pytest.approx(apart)
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x):
+        return self.weight * x
+
+
+@pytest.mark.parametrize(
+    ("least", "said"),
+    [(3, "the rule for Fresh .* 'middle.weight' .* its batch"), (1, "'middle' .* weight is NaN")],
+)
+def test_a_rule_that_gives_nan_is_refused(least, said):
+    fresh = type("Fresh", (Scaled,), {})
+
+    def errs(layer, x, dh):
+        each = x * dh
+        each[3 % len(x)] *= NAN if len(x) >= least else 1
+        return {"weight": each}
+
+    grad_sample.rule(fresh)(errs)
+    with pytest.raises(ConfigError, match=said):
+        check(Fine(fresh()))

@@ -1,5 +1,7 @@
 """What counts as a parameter that was written to as examples passed."""
 
+from itertools import combinations
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -97,3 +99,22 @@ def test_numbers_that_change_places_are_noticed(kind, size, how, seed):
     held.copy_(numbers.view(held.shape))
     with pytest.raises(ConfigError, match="'weight' is written to"):
         require_unwritten(before, model)
+
+
+@pytest.mark.parametrize("size", [2, 4, 10, 19])  # a square of words, and none to six beside it
+def test_any_two_numbers_that_change_places_are_noticed(size):
+    model = model_of("float64", size)
+    before, held = look_at(model), model.weight.data
+    for one, other in combinations(range(size), 2):
+        was = held.clone()
+        held[[one, other]] = held[[other, one]]
+        with pytest.raises(ConfigError, match="'weight' is written to"):
+            require_unwritten(before, model)
+        held.copy_(was)
+
+
+def test_what_holds_no_numbers_is_passed_over():
+    model = nn.Linear(2, 2)
+    model.none = nn.Parameter(torch.empty(0))
+    model.register_buffer("neither", torch.empty(3, 0))
+    require_unwritten(look_at(model), model)

@@ -213,8 +213,7 @@ class ClippedSum:
             bits = [centred_bits(each, self._bounds[of]) for of, each in norms.items()]
             self._sum(key).add_(torch.stack(bits).amin(0)[is_finite].sum())
         weights = {
-            # Whatever a rule returns, no example exceeds the bound.
-            of: self._clipping.weights(each, self._bounds[of]).minimum(self._bounds[of] / each)
+            of: _within(self._clipping.weights(each, self._bounds[of]), self._bounds[of] / each)
             for of, each in bounds.items()
         }
         if num_finite < num:  # zero times NaN is NaN, so drop these examples
@@ -224,6 +223,14 @@ class ClippedSum:
         while held:
             key, grads = held.popitem()
             grads.add_to(self._sum(key), weights.get(self._clipping.group(key)))
+
+
+def _within(weights: Tensor, most: Tensor) -> Tensor:
+    """Return a rule's weights, [n], from -most to most, and 0 for NaN.
+
+    Whatever a rule returns, no example exceeds the bound.
+    """
+    return weights.minimum(most).maximum(-most).nan_to_num(nan=0.0)
 
 
 def clip_coordinates(values: Tensor, bound: float) -> tuple[Tensor, MaterializedGrads]:

@@ -87,13 +87,14 @@ def _by_place(words: Tensor) -> Tensor:
     """Return the sum, modulo 2^64, of words [n] times weights that differ from place to place.
 
     A word in row i and column j of a square has 1 + i + FACTOR j, which takes the sums of rows and
-    columns alone, and so holds nothing as large as the words.
+    columns alone, and so holds nothing as large as the words. The k-th of the rest, from 1, has
+    FACTOR^2 k.
     """
     side = math.isqrt(len(words))
     square, rest = words[: side * side].view(side, side), words[side * side :]
     rows, columns = square.sum(1), square.sum(0)
     total = rows.sum() + _weighed(rows) + FACTOR * _weighed(columns)
-    return total + rest.sum() + FACTOR * FACTOR * _weighed(rest)
+    return total + FACTOR * FACTOR * (rest.sum() + _weighed(rest))
 
 
 def _weighed(sums: Tensor) -> Tensor:

@@ -326,7 +326,8 @@ def _of_a_rule(
     """Return what is wrong if a user's rule gives an example another gradient beside more of them.
 
     A difference is weighed by the largest gradient of the crowd: where one cancels, as that of an
-    example which the model is sure of, all of it is rounding.
+    example which the model is sure of, all of it is rounding. What is not finite in one alone is
+    another.
     """
     if len(crowd.each) <= len((FIRST, SECOND)):  # no such rule; see `_compared`
         return None
@@ -345,7 +346,8 @@ def _of_a_rule(
         single = subject.trial(batch, chance, (0,), is_recorded=False).each[0]
         for name, kind in foreign.items():
             apart = verdict.size_of(single[name] - among[name])
-            if math.isfinite(apart) and apart > most * largest[name]:
+            own, others = (bool(each[name].isfinite().all()) for each in (single, among))
+            if own != others or (math.isfinite(apart) and apart > most * largest[name]):
                 return (
                     f"Expected the rule for {kind} to give every example its own gradient; what "
                     f"{name!r} has of a made-up example changes with how many are in its batch, so "

@@ -138,7 +138,7 @@ def gap(one: Tensor, other: Tensor) -> float:
         return 0.0
     odd = ~(one.isfinite() & other.isfinite())
     if odd.any():
-        if not torch.equal(one[odd].nan_to_num(), other[odd].nan_to_num()):
+        if not torch.allclose(one[odd], other[odd], rtol=0.0, atol=0.0, equal_nan=True):
             return math.inf
         one, other = one.masked_fill(odd, 0.0), other.masked_fill(odd, 0.0)
     size = max(float(one.norm()), float(other.norm()))

@@ -51,12 +51,19 @@ def _gradients(
     """Return where the tape's summed gradients differ from autograd's.
 
     A gradient that is almost zero beside others holds their rounding: a query's is, where attention
-    is all on one token, the difference of numbers as large as theirs.
+    is all on one token, the difference of numbers as large as theirs. NaN is no rounding.
     """
     largest = max(filter(math.isfinite, map(size_of, expected.values())), default=0.0)
     for name, mine in taken.items():
         apart = size_of(mine - expected[name])
         size = size_of(expected[name])
+        if math.isnan(apart) and math.isfinite(size):
+            layer, _, own = name.rpartition(".")
+            return (
+                f"Expected a rule for layer {layer!r} that gives numbers where autograd does; on "
+                f"made-up examples the gradient of its {own} is NaN. Correct the rule, or freeze "
+                "that layer."
+            )
         if apart > tolerance * max(sizes[name], largest):
             much = f"{apart / size:.2g} of its size" if size else "all of it"
             return _used(
