@@ -375,6 +375,9 @@ def test_an_optimizer_is_chosen_by_name_whatever_the_recipe_has():
             assert set(alone) - {"defaults"} <= set(config["optimizer"])
             assert config["optimizer"]["lr"] == 0.3
             check_settings("optimizer", config["optimizer"])
+    for name, momentum in {"adam": None, "sgd_plain": 0.0}.items():
+        words = ["method=dp_grape", "task=digits", f"optimizer={name}", "optimizer.lr=0.3"]
+        assert CONFIGS.compose(words)["optimizer"].get("momentum") == momentum  # its own has 0.9
     config = CONFIGS.compose(["method=rgp", "task=digits", "schedule=linear_decay"])
     assert config["schedule"] == {"_target_": "dpexp.training.schedules.LinearDecay"}
 

@@ -77,7 +77,9 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
         ConfigError: for a pattern that matches nothing, with the nearest name.
     """
     named = dict(model.named_parameters(remove_duplicate=False))
-    places = [*named, *(name for name, _ in model.named_modules(remove_duplicate=False) if name)]
+    modules = dict(model.named_modules(remove_duplicate=False))
+    holders = [name for name, each in modules.items() if name and [*each.parameters()]]
+    places = [*named, *holders]
     frozen: dict[int, str] = {}
     for pattern in patterns:
         found = [

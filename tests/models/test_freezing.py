@@ -1,10 +1,14 @@
 """method.freeze: parameters by pattern, whatever the method; the certificate lists them."""
 
+from collections import OrderedDict
+
 import pytest
 import torch
+from torch import nn
 
 from dpexp import cli, records
 from dpexp.cli.parameter_names import compare
+from dpexp.models.classifier import freeze
 from dpexp.models.matrices import TABLE
 from dpexp.privacy.verification.record import verify_record
 from dpexp.training.train import named_parameters, train
@@ -93,6 +97,13 @@ def test_a_pattern_that_freezes_nothing_or_everything_is_refused(pattern, said):
         _, parts = built("dpsgd", f"method.freeze={pattern}")
         parts.method.trainable(parts.model)
     assert "\n" not in str(raised.value)
+
+
+def test_a_module_without_parameters_is_not_advised():
+    norm = nn.GroupNorm(1, 2, affine=False)
+    model = nn.Sequential(OrderedDict(norm=norm, head=nn.Linear(2, 2)))
+    with pytest.raises(ConfigError, match="'norm[*]' matches none. Did you mean head"):
+        freeze(model, ["norm*"])
 
 
 @pytest.mark.parametrize("method", ["rgp", "linear"])
