@@ -61,6 +61,10 @@ def examine(architecture: Architecture) -> Found:
     torch.manual_seed(0)
     model = architecture.make().double().train()
     x, y = architecture.inputs(NUM_EXAMPLES), torch.arange(NUM_EXAMPLES) % NUM_CLASSES
+    with torch.no_grad():  # behind a matrix of zeros, as torchvision's ViT begins with, all is 0
+        for each in model.parameters():
+            if each.ndim > 1 and not each.any():
+                each.normal_(std=0.1)
     names = [name for name, _ in model.named_parameters()]
     some = NUM_EXAMPLES - 1
     with trial():

@@ -44,6 +44,11 @@ BY_NUMBER = frozenset(
 REPEATING = frozenset({"expand", "expand_as", "repeat", "broadcast_to"})
 """Operations that repeat a tensor, and do nothing else."""
 
+TOLD = frozenset(
+    "__float__ __int__ __bool__ __index__ __format__ __repr__ item tolist numpy __array__".split()
+)
+"""Operations that tell numbers, and have no gradient."""
+
 CASTING = frozenset({"to", "type_as"})
 """Operations that take of a second tensor no number."""
 
@@ -187,6 +192,9 @@ class Reading:
         is_first = isinstance(leaves[0], Read)
         if is_first and name in REPEATING:
             return self._repeated(func, name, leaves, args, kwargs)
+        if name in TOLD and not others:
+            args, kwargs = self._with(leaves, form, lambda read: read.value.detach())
+            return func(*args, **kwargs), True
         if not others or (is_first and name in CASTING):
             return self._made(func, leaves, args, kwargs)
         if func is functional.scaled_dot_product_attention:
