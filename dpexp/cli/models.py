@@ -62,9 +62,9 @@ def examine(architecture: Architecture) -> Found:
     model = architecture.make().double().train()
     x, y = architecture.inputs(NUM_EXAMPLES), torch.arange(NUM_EXAMPLES) % NUM_CLASSES
     with torch.no_grad():  # behind a matrix of zeros, as torchvision's ViT begins with, all is 0
-        for each in model.parameters():
-            if each.ndim > 1 and not each.any():
-                each.normal_(std=0.1)
+        for weight in model.parameters():
+            if weight.ndim > 1 and not weight.any():
+                weight.normal_(std=0.1)
     names = [name for name, _ in model.named_parameters()]
     some = NUM_EXAMPLES - 1
     with trial():

@@ -44,7 +44,7 @@ TAKEN = {
     "like the other": lambda x, w: x * w.expand_as(x),
     "repeated": lambda x, w: x + shaped(w).repeat(len(x), STEPS // shaped(w).shape[1], 1),
     "put before": lambda x, w: torch.cat([shaped(w).expand(len(x), -1, WIDTH), x], 1),
-    "detached beside": lambda x, w: x * w + w.detach() * float(w.sum()) + len(w.shape),
+    "detached beside": lambda x, w: x * w + w.detach() * w.sum().item() + len(w.shape),
 }
 SHAPES = {
     "a scale": (WIDTH,),
