@@ -149,12 +149,13 @@ def build_task(
     public_size = 0 if method is None else max(t.public_size for t in (method, *analyses.values()))
     if config.get("warm_start"):
         public_size = max(public_size, config["warm_start"]["examples"])
-    from dpexp.data.task import require_declared
+    from dpexp.data.task import as_declared
 
     node = holdout.whole(config)
-    made = make("task", node)
-    require_declared(made, node.get("dataset_size"))
-    task = _with_public(made, public_size, config)
+    task = make("task", node)
+    if not node["_target_"].startswith("dpexp."):
+        task = as_declared(task, node.get("dataset_size"), node.get("delta"))
+    task = _with_public(task, public_size, config)
     if "features" in config:
         task = make("features", config["features"], given=(task, device))
     return holdout.left_out(task, config)

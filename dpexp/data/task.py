@@ -119,8 +119,7 @@ class Task:
     @property
     def test_fingerprint(self) -> str:
         """The sha256 of the test sets alone: equal ones mean equal test examples."""
-        tests = (self.test, *self.also.values())
-        return fingerprint(*(tensor for part in tests for tensor in part.tensors()))
+        return _of_sets(self.test, *self.also.values())
 
 
 def assemble(
@@ -177,23 +176,26 @@ def assemble(
         input_shape=tuple(_shape(train) if input_shape is None else input_shape),
         delta=delta,
         dataset_size=dataset_size,
-        fingerprint=fingerprint(*(t for part in (train, *tests.values()) for t in part.tensors())),
+        fingerprint=_of_sets(train, *tests.values()),
         metric=metric,
         also=also or {},
         preprocessing=preprocessing,
     )
 
 
-def require_declared(task: Task, size: int | None) -> None:
-    """Check a task of anyone's own making, who may have changed it since it was assembled.
+def as_declared(task: Task, size: int | None, delta: float | None) -> Task:
+    """Return a task of anyone's own making, who may have changed it since it was assembled.
+
+    Its fingerprint is made anew: by it a run is found again, and data that changed are noticed.
 
     Args:
         task: with all its training examples.
         size: N as the config declares it; None: it does not.
+        delta: of the (eps, delta) guarantee likewise.
 
     Raises:
-        ConfigError: the training set does not hold that many examples, or the targets are numbers
-            and the loss compares classes.
+        ConfigError: the training set does not hold that many examples, the task has another delta,
+            or the targets are numbers and the loss compares classes.
     """
     declared = task.dataset_size if size is None else size
     if not declared == task.dataset_size == len(task.train):
@@ -202,12 +204,22 @@ def require_declared(task: Task, size: int | None) -> None:
             f"that was made says {task.dataset_size} and has {len(task.train)}. Set "
             "task.dataset_size, and hand it to dpexp.data.task.assemble with all of them."
         )
+    if delta is not None and task.delta != delta:
+        raise ConfigError(
+            f"Expected the delta that is configured for {task.name}, {delta:g}, of which noise and "
+            f"certificate are; the task that was made says {task.delta:g}. Set task.delta."
+        )
     if task.loss is cross_entropy and task.train.targets.is_floating_point():
         raise ConfigError(
             f"Expected class indices as targets of {task.name}, as its loss compares classes; got "
             f"{task.train.targets.dtype}. Give them as whole numbers, or the task a loss of its "
             "own."
         )
+    return replace(task, fingerprint=_of_sets(task.train, task.test, *task.also.values()))
+
+
+def _of_sets(*sets: ExampleSet) -> str:
+    return fingerprint(*(tensor for part in sets for tensor in part.tensors()))
 
 
 def _shape(examples: ExampleSet) -> Sequence[int]:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpexp.data import Examples
-from dpexp.data.task import assemble, fingerprint, require_declared
+from dpexp.data.task import as_declared, assemble, fingerprint
 from dpexp.training.judging import evaluate
 from dpexp.types import ConfigError
 
@@ -79,17 +79,23 @@ def test_targets_outside_the_classes_are_refused(targets):
 def test_a_task_of_ones_own_that_was_changed_since_it_was_assembled_is_refused():
     """Of more examples than N some were never drawn; of fewer a step ended in a trace."""
     some = Examples(torch.zeros(8, 2), torch.arange(8) % 2)
+    numbered = Examples(torch.ones(8, 2), torch.arange(8) % 2)
     task = assemble("mine", some, some, num_classes=2, delta=1e-3, dataset_size=8)
-    require_declared(task, 8)
+    same = (as_declared(task, 8, 1e-3), as_declared(task, None, None))
+    assert {each.fingerprint for each in same} == {task.fingerprint}
     for train in (some.take(torch.arange(5)), Examples(torch.zeros(9, 2), torch.arange(9) % 2)):
         with pytest.raises(ConfigError, match=f"dataset_size=8 .*says 8 and has {len(train)}"):
-            require_declared(replace(task, train=train), 8)
+            as_declared(replace(task, train=train), 8, 1e-3)
     with pytest.raises(ConfigError, match="dataset_size=7 .*says 8 and has 8"):
-        require_declared(task, 7)
+        as_declared(task, 7, 1e-3)
+    with pytest.raises(ConfigError, match="0.002, .*says 0.001. Set task.delta"):
+        as_declared(task, 8, 2e-3)
+    other = assemble("mine", numbered, some, num_classes=2, delta=1e-3, dataset_size=8)
+    assert as_declared(replace(task, train=numbered), 8, 1e-3).fingerprint == other.fingerprint
     numbers = replace(task, train=replace(some, targets=torch.zeros(8)))
     with pytest.raises(ConfigError, match="class indices .*float32"):
-        require_declared(numbers, 8)
-    require_declared(replace(numbers, loss=lambda outputs, targets: outputs.sum()), 8)
+        as_declared(numbers, 8, 1e-3)
+    as_declared(replace(numbers, loss=lambda outputs, targets: outputs.sum()), 8, 1e-3)
 
 
 def test_a_score_of_the_whole_batch_is_refused():
