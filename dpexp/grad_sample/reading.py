@@ -190,11 +190,11 @@ class Reading:
         ):
             return None, False
         is_first = isinstance(leaves[0], Read)
-        if is_first and name in REPEATING:
-            return self._repeated(func, name, leaves, args, kwargs)
-        if name in TOLD and not others:
+        if not torch.is_grad_enabled() or (name in TOLD and not others):
             args, kwargs = self._with(leaves, form, lambda read: read.value.detach())
             return func(*args, **kwargs), True
+        if is_first and name in REPEATING:
+            return self._repeated(func, name, leaves, args, kwargs)
         if not others or (is_first and name in CASTING):
             return self._made(func, leaves, args, kwargs)
         if func is functional.scaled_dot_product_attention:
@@ -222,8 +222,7 @@ class Reading:
     def _made(self, func: Any, leaves: list[Any], args: Any, kwargs: Any) -> tuple[Any, bool]:
         """Return what is made of parameters alone."""
         names = frozenset().union(*(each.names for each in leaves if isinstance(each, Read)))
-        with torch.enable_grad():
-            made = func(*args, **kwargs)
+        made = func(*args, **kwargs)
         stand_in = lambda each: Read.of(each, names, self) if each.requires_grad else each  # noqa: E731
         return pytree.tree_map_only(Tensor, stand_in, made), True
 

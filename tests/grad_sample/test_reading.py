@@ -44,6 +44,7 @@ TAKEN = {
     "like the other": lambda x, w: x * w.expand_as(x),
     "repeated": lambda x, w: x + shaped(w).repeat(len(x), STEPS // shaped(w).shape[1], 1),
     "put before": lambda x, w: torch.cat([shaped(w).expand(len(x), -1, WIDTH), x], 1),
+    "held fixed beside": lambda x, w: x * w + fixed(w),
     "detached beside": lambda x, w: x * w + w.detach() * w.sum().item() + len(w.shape),
 }
 SHAPES = {
@@ -67,6 +68,11 @@ def shaped(w):
 def plus(x, w):
     x += w
     return x
+
+
+@torch.no_grad()
+def fixed(w):
+    return w.exp()
 
 
 def filled(x, w):
@@ -192,6 +198,11 @@ def test_gradients_are_an_examples_wherever_the_module_is_called(where, n):
     model = Within(Scale(*shape), call)
     compared(model, n)
     assert is_read(model.inner) == is_known
+
+
+def test_what_a_module_holds_fixed_has_no_gradient():
+    compared(model := Reading(lambda x, w: x * w + fixed(w) + fixed(w * w), [(WIDTH,)]))
+    assert is_read(model)
 
 
 def test_a_parameter_that_the_loss_has_no_use_of_has_none_of_it():
