@@ -162,7 +162,7 @@ class Reading:
             call: its number in this forward pass, from 1.
         """
         seen, notes = _READ.get(self._module, {}), tuple(self._notes)
-        is_whole = not self.has_failed and self.used.keys() == self._held.keys()
+        is_whole = not self.has_failed and bool(self.used)
         if self._num_examples > 1 and seen is not None:
             if not is_trial():
                 is_whole = is_whole and seen.get(call) == notes

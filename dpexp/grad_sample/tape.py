@@ -78,7 +78,7 @@ class Tape:
         self._sums: dict[Use, list[tuple[Tensor, float]]] = {}
         self._readings: dict[str, Reading] = {}  # of calls that are not over
         self._is_read: dict[str, bool] = {}  # whether the last call was
-        self._unmet: dict[str, set[str]] = {}  # what was read, and has no gradient yet
+        self._unmet: dict[str, set[str]] = {}  # of what reads its own, what has no gradient yet
         self._takes: dict[str, int] = {}  # how often a parameter of a module has gradients
         self.repeated: set[str] = set()
         self.apart: set[str] = set()
@@ -169,7 +169,7 @@ class Tape:
                 "did not. Freeze what the model does not use."
             )
         for name, unmet in self._unmet.items():
-            for own in sorted(unmet):  # what the loss has no use of, where it has of others
+            for own in sorted(unmet):  # what has no part in the loss, where others have
                 held = self._layers[name].module.get_parameter(own)
                 self._take_read(name, own, held.new_zeros(self._num_examples, *held.shape))
         for full in list(self._parts):
@@ -281,7 +281,7 @@ class Tape:
             if self._is_read[name]:
                 if use is not None:
                     self._takes[name] = self._takes.get(name, 0) + max(reading.used.values())
-                    self._unmet.setdefault(name, set()).update(reading.used)
+                    self._unmet.setdefault(name, {*self._layers[name].names})
                 return None
         if use is not None:
             self._takes[name] = self._takes.get(name, 0) + 1
