@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from functools import reduce
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -247,7 +248,14 @@ class Reading:
         args, kwargs = self._with(
             leaves, form, lambda read: self._copies(name, read, len(shape), shape[0])
         )
-        return func(*args, **kwargs), True
+        found = func(*args, **kwargs)
+        # A number has no say in what precision comes of it and of a half-precision tensor.
+        numbers = [each for each in leaves if isinstance(each, Read) and each.ndim == 0]
+        larger = [each.dtype for each in leaves if isinstance(each, Tensor) and each.ndim]
+        larger = [each for each in larger if each.is_floating_point]
+        if numbers and larger:
+            found = found.to(reduce(torch.promote_types, larger))
+        return found, True
 
     def _is_rows(self, shape: Sequence[int], value: Tensor) -> bool:
         """Return whether the first axis of a shape may be rows of examples, and no value's."""

@@ -23,6 +23,7 @@ from dpexp.grad_sample.rules import FormedGrads, GroupedGrads, SummedGrads, alon
 from dpexp.grad_sample.shared_inputs import (
     axis_of,
     example_inputs,
+    is_trial,
     require_tried_once_for_all,
     require_tried_with_rows,
 )
@@ -80,6 +81,7 @@ class Tape:
         self._is_read: dict[str, bool] = {}  # whether the last call was
         self._unmet: dict[str, set[str]] = {}  # of what reads its own, what has no gradient yet
         self._takes: dict[str, int] = {}  # how often a parameter of a module has gradients
+        self._totals: dict[tuple[str, str], Tensor] = {}  # of what was read several times
         self.repeated: set[str] = set()
         self.apart: set[str] = set()
         self._anchor = torch.empty(0, requires_grad=True)
@@ -124,7 +126,7 @@ class Tape:
         self._num_examples, self._views, self._shape = num_examples, views, tuple(shape)
         self._uses, self._inputs, self._before, self._parts, self._sums = {}, {}, {}, {}, {}
         self._awaited = set(self._layers)
-        self._is_read, self._unmet, self._takes = {}, {}, {}
+        self._is_read, self._unmet, self._takes, self._totals = {}, {}, {}, {}
 
     def backward(self, loss: Tensor) -> None:
         """Run backward: hooks are called, and what was checkpointed is computed again.
@@ -189,6 +191,9 @@ class Tape:
 
     def detach(self) -> None:
         """Remove the hooks and make the parameters trainable by autograd again."""
+        for name in self._readings:  # a call that was interrupted, whose hooks torch leaves out
+            self._close(name)
+        self._readings.clear()
         for hook in self._hooks:
             hook.remove()
         self._attentions.put_back()
@@ -282,6 +287,7 @@ class Tape:
                 if use is not None:
                     self._takes[name] = self._takes.get(name, 0) + max(reading.used.values())
                     self._unmet.setdefault(name, {*self._layers[name].names})
+                    self._note_tried(use, module, output)
                 return None
         if use is not None:
             self._takes[name] = self._takes.get(name, 0) + 1
@@ -342,6 +348,13 @@ class Tape:
                 f"which inputs of {name or 'the model itself'!r} hold examples stays open. "
                 "Freeze it, or let the model take examples of the task's shape."
             )
+
+    def _note_tried(self, use: Use, module: nn.Module, output: Any) -> None:
+        """Note the rows that a module has in a trial, by which others are refused in a step."""
+        rows = [len(each) for each in flattened(output)[0] if _is_floating(each) and each.ndim]
+        if is_trial() and rows:
+            each = rows[0] // self._num_examples
+            require_tried_with_rows(use.name, module, each, use.number, self._shape)
 
     def _note_rows(self, name: str, output: Tensor) -> None:
         n = self._num_examples  # rows that are chosen by what they hold may be none
@@ -453,10 +466,17 @@ class Tape:
         self._take_read(name, own, gradients)
 
     def _take_read(self, name: str, own: str, gradients: Tensor) -> None:
-        formed: LayerGrads = FormedGrads({own: _single(gradients)}, (own,))
+        wanted = {own: self._layers[name].names[own]}
+        total = _single(gradients)
+        if self._takes[name] > 1 or self._tied & {*wanted.values()}:
+            # Added up at once: every read entry of a table has gradients as large as the table.
+            if (name, own) in self._totals:
+                self._totals[name, own] += total
+                return
+            total = self._totals[name, own] = total.clone()
+        formed: LayerGrads = FormedGrads({own: total}, (own,))
         if self._views > 1:
             formed = GroupedGrads(formed, self._views)
-        wanted = {own: self._layers[name].names[own]}
         self._pass_on(name, formed, wanted, self._takes[name])
 
     def _pass_on(

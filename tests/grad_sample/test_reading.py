@@ -1,5 +1,7 @@
 """Modules that read parameters of their own: tokens, tables of positions, scales, biases."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -18,6 +20,7 @@ from dpexp.training.probing.trial import Subject
 from dpexp.types import Batch, ConfigError
 from tests.runs import one_thread  # noqa: F401 (a fixture)
 from tests.test_probing import CPU, task_of
+from tests.texts import LONGEST, VOCABULARY, texts
 
 STEPS, WIDTH = 4, 6
 
@@ -242,6 +245,46 @@ def test_a_call_that_fails_gives_the_parameters_back():
     assert not any(isinstance(each, Read) for each in model.parameters())
 
 
+def test_a_call_that_is_interrupted_gives_the_parameters_back():
+    def interrupted(x, w):
+        raise KeyboardInterrupt
+
+    model = Reading(interrupted, [(WIDTH,)])
+    held = dict(model.named_parameters())
+    with pytest.raises(KeyboardInterrupt), Tape(model, list(held), lambda *_: None) as tape:
+        tape.expect(2)
+        model(torch.randn(2, STEPS, WIDTH))
+    assert all(each is held[name] for name, each in model.named_parameters())
+
+
+def test_a_number_leaves_half_precision_as_it_is():
+    kinds = []
+
+    def scaled(x, w):
+        kinds.append((w * x.bfloat16()).dtype)
+        return x * w
+
+    model = Reading(scaled, [()])
+    with Tape(model, ["w0"], lambda *_: None) as tape, trial():
+        tape.expect(2)
+        model(torch.randn(2, STEPS, WIDTH))
+    assert kinds == [torch.bfloat16]
+
+
+def test_a_table_that_is_read_row_by_row_has_its_gradients_added_up_at_once():
+    def by_step(x, w):
+        return torch.stack([x[:, step] + w[step] for step in range(STEPS)], 1)
+
+    model = Reading(by_step, [(STEPS, WIDTH)])
+    x, _ = compared(model)
+    assert is_read(model)
+    held = []
+    with Tape(model, ["w0"], lambda _, grads: held.append(grads)) as tape:
+        tape.expect(len(x), shape=x.shape[1:])
+        tape.backward(model(x).sum())
+    assert len(held) == 1 and len(held[0].parts) == 1
+
+
 def test_what_a_module_keeps_of_a_call_is_not_read_in_the_next():
     kept = []
 
@@ -258,17 +301,64 @@ def test_what_a_module_keeps_of_a_call_is_not_read_in_the_next():
     assert type(kept[0] + 1) is torch.Tensor and not (kept[0] + 1).requires_grad
 
 
-def test_rows_that_no_trial_has_seen_are_not_taken_on_trust():
-    model = Within(Scale(WIDTH), in_windows).double()
-    compared(model)
+def of_some(count):
+    """Return a call of a module on some examples alone, as rows are chosen by what they hold."""
+
+    def call(inner, x):
+        whole = x.clone()
+        whole[:count] = inner(x[:count])
+        return whole
+
+    return call
+
+
+def by_rows(rows):
+    return lambda inner, x: inner(x.reshape(-1, STEPS // rows, WIDTH)).reshape(x.shape)
+
+
+@pytest.mark.parametrize(
+    ("tried", "later"),
+    [
+        (by_rows(2), by_rows(1)),
+        (by_rows(2), by_rows(STEPS)),
+        (by_rows(1), of_some(1)),
+    ],
+)
+def test_rows_that_no_trial_has_seen_are_not_taken_on_trust(tried, later):
+    model = Within(Scale(WIDTH), tried).double()
     names = [name for name, _ in model.named_parameters()]
+    assert check_model(model, names, task_of((STEPS, WIDTH)), CPU) is None
+    assert is_read(model.inner)
+    model.call = later
     batch = Batch(torch.randn(3, STEPS, WIDTH).double(), torch.arange(3))
-    model.call = lambda inner, x: inner(x)  # one row an example, which needs no trust
-    found = Subject(model, names, cross_entropy).trial(batch, MIDDLE, range(3)).each[1]
-    loss = cross_entropy(model(batch.inputs[1:2]), batch.targets[1:2])
-    own = torch.autograd.grad(loss, list(model.parameters()))
-    for name, gradient in zip(names, own, strict=True):
-        torch.testing.assert_close(found[name], gradient)
-    model.call = lambda inner, x: inner(x.reshape(-1, 1, WIDTH)).reshape(x.shape)
-    with pytest.raises(ConfigError, match="one row an example"):
+    with pytest.raises(ConfigError, match="when the model was tried"):
         Subject(model, names, cross_entropy).trial(batch, MIDDLE, range(3))
+
+
+class Words(nn.Module):
+    """Scales every token of a text, all texts' tokens in one row."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.inner = nn.Embedding(VOCABULARY, WIDTH), Scale(WIDTH)
+        self.last = nn.Linear(WIDTH, 3)
+
+    def forward(self, x):
+        tokens = self.table(x[:, 0])
+        scaled = self.inner(tokens.flatten(0, 1)).view_as(tokens)
+        return self.last((scaled * x[:, 1, :, None]).sum(1))
+
+
+def test_texts_of_another_length_than_in_the_trial_are_taken():
+    model, own = Words().double(), texts("bert", (LONGEST, 4, 3))
+    names = [name for name, _ in model.named_parameters()]
+    task = SimpleNamespace(train=own, num_classes=3, loss=cross_entropy)
+    assert check_model(model, names, task, CPU) is None
+    assert is_read(model.inner)
+    batch = own.batch(torch.tensor([1, 2]))
+    found = Subject(model, names, cross_entropy).trial(batch, MIDDLE, (0,)).each[0]
+    loss = cross_entropy(model(batch.inputs[:1]), batch.targets[:1])
+    for name, gradient in zip(
+        names, torch.autograd.grad(loss, list(model.parameters())), strict=True
+    ):
+        torch.testing.assert_close(found[name], gradient)
