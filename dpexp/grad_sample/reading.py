@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -116,6 +116,7 @@ class Reading:
     """One call of a module that reads parameters of its own.
 
     Attributes:
+        names: of the parameters.
         has_failed: whether it did so in a way that is not known here.
         used: names of the parameters that rows were given copies of.
     """
@@ -136,7 +137,7 @@ class Reading:
             on_gradients: called in backward with this reading, a parameter's name and its gradients
                 [n, ...], once for every operation that took it.
         """
-        self.has_failed = False
+        self.names, self.has_failed = tuple(names), False
         self.used: dict[str, int] = {}
         self._module, self._num_examples, self._on_gradients = module, num_examples, on_gradients
         if is_trial():
@@ -293,6 +294,68 @@ class Reading:
             return list(torch.vmap(one)(gradients))
         except RuntimeError:  # an operation that vmap cannot take
             return [torch.stack(each) for each in zip(*map(one, gradients), strict=True)]
+
+
+class Readings:
+    """Calls in one forward pass of modules that read parameters of their own."""
+
+    def __init__(self, on_gradients: Callable[[str, str, Tensor], None]) -> None:
+        """Begin without any.
+
+        Args:
+            on_gradients: called in backward with a module's name, a parameter's, and its gradients
+                [n, ...], once for every operation that took it.
+        """
+        self._on_gradients = on_gradients
+        self._open: dict[str, Reading] = {}
+        self._is_read: dict[str, bool] = {}  # whether the last call was
+        self._unmet: dict[str, set[str]] = {}
+
+    def forget(self) -> None:
+        """Begin another pass."""
+        self._is_read, self._unmet = {}, {}
+
+    def begin(self, name: str, module: nn.Module, names: Sequence[str], num_examples: int) -> None:
+        """Put stand-ins in the place of a module's parameters, if it may do with them."""
+        if may_be_read(module, names):
+            self.close(name)  # a call of itself within
+            self._open[name] = Reading(module, names, num_examples, partial(self._arrived, name))
+
+    def close(self, name: str, *_: Any) -> None:
+        """Give a module back its parameters, however its call ended."""
+        if name in self._open:
+            self._open[name].close()
+
+    def close_all(self) -> None:
+        """Do so after calls that were interrupted, whose hooks torch leaves out."""
+        for reading in self._open.values():
+            reading.close()
+        self._open.clear()
+
+    def ended(self, name: str, call: int | None) -> int:
+        """Return how often a parameter was read at most in the call that ended; 0: run it again.
+
+        Args:
+            name: of the module.
+            call: its number in this forward pass; None: a checkpointed part is computed again.
+        """
+        reading = self._open.pop(name, None)
+        if reading is None:
+            return 0
+        if call is not None:
+            self._is_read[name] = reading.is_known(call)
+            if self._is_read[name]:
+                self._unmet.setdefault(name, {*reading.names})
+        return max(reading.used.values(), default=0) if self._is_read.get(name) else 0
+
+    def unmet(self) -> list[tuple[str, str]]:
+        """List modules and those of their parameters that had no gradient in backward."""
+        return [(name, own) for name, each in self._unmet.items() for own in sorted(each)]
+
+    def _arrived(self, name: str, reading: Reading, own: str, gradients: Tensor) -> None:
+        if not reading.has_failed:  # else the module is run again
+            self._unmet[name].discard(own)
+            self._on_gradients(name, own, gradients)
 
 
 def may_be_read(module: nn.Module, names: Sequence[str]) -> bool:

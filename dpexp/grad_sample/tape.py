@@ -18,7 +18,7 @@ from dpexp.grad_sample.freezing import freeze, thaw
 from dpexp.grad_sample.graph import Before, Boundary, Kept, Start, standing_alone
 from dpexp.grad_sample.hooking import hooked_layers, is_untried, taken_apart
 from dpexp.grad_sample.modules import SAME, flattened, gradients_of, sums_of
-from dpexp.grad_sample.reading import Reading, may_be_read
+from dpexp.grad_sample.reading import Readings
 from dpexp.grad_sample.rules import FormedGrads, GroupedGrads, SummedGrads, alone, layer_grads_of
 from dpexp.grad_sample.shared_inputs import (
     axis_of,
@@ -77,9 +77,7 @@ class Tape:
         self._before: dict[str, tuple[Before, tuple[Any, ...], dict[str, Any]]] = {}
         self._parts: dict[str, list[tuple[LayerGrads, str]]] = {}  # of parameters with several uses
         self._sums: dict[Use, list[tuple[Tensor, float]]] = {}
-        self._readings: dict[str, Reading] = {}  # of calls that are not over
-        self._is_read: dict[str, bool] = {}  # whether the last call was
-        self._unmet: dict[str, set[str]] = {}  # of what reads its own, what has no gradient yet
+        self._readings = Readings(self._take_read)
         self._takes: dict[str, int] = {}  # how often a parameter of a module has gradients
         self._totals: dict[tuple[str, str], Tensor] = {}  # of what was read several times
         self.repeated: set[str] = set()
@@ -110,7 +108,7 @@ class Tape:
                 before = partial(self._before_module, name)
                 hook = module.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
                 self._hooks.append(hook)
-                close = partial(self._close, name)
+                close = partial(self._readings.close, name)
                 hook = module.register_forward_hook(close, prepend=True, always_call=True)
                 self._hooks.append(hook)
         self._attentions.replace()
@@ -126,7 +124,8 @@ class Tape:
         self._num_examples, self._views, self._shape = num_examples, views, tuple(shape)
         self._uses, self._inputs, self._before, self._parts, self._sums = {}, {}, {}, {}, {}
         self._awaited = set(self._layers)
-        self._is_read, self._unmet, self._takes, self._totals = {}, {}, {}, {}
+        self._takes, self._totals = {}, {}
+        self._readings.forget()
 
     def backward(self, loss: Tensor) -> None:
         """Run backward: hooks are called, and what was checkpointed is computed again.
@@ -170,10 +169,9 @@ class Tape:
                 f"Expected every trainable layer to take part in the loss; {words} "
                 "did not. Freeze what the model does not use."
             )
-        for name, unmet in self._unmet.items():
-            for own in sorted(unmet):  # what has no part in the loss, where others have
-                held = self._layers[name].module.get_parameter(own)
-                self._take_read(name, own, held.new_zeros(self._num_examples, *held.shape))
+        for name, own in self._readings.unmet():  # no part in the loss, where others have one
+            held = self._layers[name].module.get_parameter(own)
+            self._take_read(name, own, held.new_zeros(self._num_examples, *held.shape))
         for full in list(self._parts):
             owner, _, own = full.rpartition(".")
             parts = tuple(self._parts.pop(full))
@@ -191,9 +189,7 @@ class Tape:
 
     def detach(self) -> None:
         """Remove the hooks and make the parameters trainable by autograd again."""
-        for name in self._readings:  # a call that was interrupted, whose hooks torch leaves out
-            self._close(name)
-        self._readings.clear()
+        self._readings.close_all()
         for hook in self._hooks:
             hook.remove()
         self._attentions.put_back()
@@ -254,16 +250,8 @@ class Tape:
         if self._sees_nothing():
             return
         self._before[name] = Before.of(module), args, dict(kwargs)
-        names = tuple(self._layers[name].names)
-        if self._num_examples and not is_untried(self._model) and may_be_read(module, names):
-            on_gradients = partial(self._after_read, name)
-            self._close(name)  # a call of itself within
-            self._readings[name] = Reading(module, names, self._num_examples, on_gradients)
-
-    def _close(self, name: str, *_: Any) -> None:
-        """Give a module back its parameters, however its call ended."""
-        if name in self._readings:
-            self._readings[name].close()
+        if self._num_examples and not is_untried(self._model):
+            self._readings.begin(name, module, tuple(self._layers[name].names), self._num_examples)
 
     def _after_module(
         self,
@@ -276,21 +264,15 @@ class Tape:
         if self._sees_nothing():
             return None
         before, args, kwargs = self._before.pop(name)
-        reading = self._readings.pop(name, None)
-        if self._is_mapped(name, flattened(output)[0]):
-            return None
-        use = None if self._is_backward else self._next_use(name)
-        if reading is not None:
-            if use is not None:
-                self._is_read[name] = reading.is_known(use.number)
-            if self._is_read[name]:
-                if use is not None:
-                    self._takes[name] = self._takes.get(name, 0) + max(reading.used.values())
-                    self._unmet.setdefault(name, {*self._layers[name].names})
-                    self._note_tried(use, module, output)
-                return None
+        is_mapped = self._is_mapped(name, flattened(output)[0])
+        use = None if is_mapped or self._is_backward else self._next_use(name)
+        times_read = self._readings.ended(name, None if use is None else use.number)
         if use is not None:
-            self._takes[name] = self._takes.get(name, 0) + 1
+            self._takes[name] = self._takes.get(name, 0) + (times_read or 1)
+            if times_read:
+                self._note_tried(use, module, output)
+        if is_mapped or times_read:
+            return None
         before.require_repeatable(name, module)
         leaves, spec = flattened((args, kwargs))
         kept = [self._keep(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
@@ -458,14 +440,8 @@ class Tape:
             wanted = {each: hooked.names[own] for each, own in names.items()}
             self._pass_on(layer, formed, wanted, self._takes[name])
 
-    def _after_read(self, name: str, reading: Reading, own: str, gradients: Tensor) -> None:
-        if reading.has_failed:
-            return  # the module is run again
-        self._awaited.discard(name)
-        self._unmet[name].discard(own)
-        self._take_read(name, own, gradients)
-
     def _take_read(self, name: str, own: str, gradients: Tensor) -> None:
+        self._awaited.discard(name)
         wanted = {own: self._layers[name].names[own]}
         total = _single(gradients)
         if self._takes[name] > 1 or self._tied & {*wanted.values()}:
