@@ -1,6 +1,7 @@
 """A typed setting that a run does not read is told of, and changes no bit of what is trained."""
 
 import importlib
+import sys
 import warnings
 
 import pytest
@@ -170,6 +171,7 @@ def test_public_examples_that_a_method_never_takes_are_told_of_around_it_too(aro
 @pytest.mark.parametrize("around", [[], ["clipping=adaptive"]])
 def test_of_a_method_of_ones_own_that_states_none_the_run_says_so(around, tmp_path, monkeypatch):
     (tmp_path / "idle_public.py").write_text(OWN)
+    monkeypatch.delitem(sys.modules, "idle_public", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
     words = ["method=dpsgd", "method._target_=idle_public.Child", *around]
     assert said_of(words, "public=shapes") == []

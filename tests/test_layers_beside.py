@@ -187,7 +187,7 @@ def linear(dtype=torch.float32):
 def own_count():
     def use(m, x):
         m.calls += m.training
-        return m.weight * x
+        return x @ torch.diag(m.weight)
 
     class Counting(nn.Module):
         def __init__(self):

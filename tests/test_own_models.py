@@ -19,7 +19,7 @@ from torch import nn
 
 
 class Net(nn.Module):
-    def __init__(self, input_shape, num_classes, width, dropout):
+    def __init__(self, input_shape, num_classes, width, dropout, mixing):
         super().__init__()
         channels, side, _ = input_shape
         self.patches = nn.Conv2d(channels, width, 2, stride=2)
@@ -27,13 +27,16 @@ class Net(nn.Module):
         self.positions = nn.Parameter(0.02 * torch.randn(1, (side // 2) ** 2 + 1, width))
         self.block = nn.TransformerEncoderLayer(width, 2, 2 * width, dropout, batch_first=True)
         self.head = nn.Linear(width, num_classes)
+        self.mixing = nn.Parameter(torch.eye(width)) if mixing else None
 
     def forward(self, x):
         h = self.patches(x).flatten(2).mT
         h = torch.cat([self.token.expand(len(h), -1, -1), h], 1) + self.positions
+        if self.mixing is not None:
+            h = h @ self.mixing
         return self.head(self.block(h)[:, 0])
 '''
-YAML = "_target_: {module}.Net\nname: my_vit\nhead: head\nwidth: 8\ndropout: 0.0\n"
+YAML = "_target_: {module}.Net\nname: my_vit\nhead: head\nwidth: 8\ndropout: 0.0\nmixing: false\n"
 WORDS = ["model=mine", "task=digits", "profile=embedded", "epochs=0.5", "batch_size=200"]
 WORDS += ["micro_batch=50", "eps=8", "device=cpu", "optimizer=adam", "optimizer.lr=1e-2"]
 
@@ -53,6 +56,7 @@ def folder(tmp_path_factory):
     ("method", "trained", "own"),
     [
         ("dpsgd", ALL | MATRICES, []),
+        ("dpsgd", ALL | MATRICES, ["model.dropout=0.1"]),
         ("rgp", MATRICES | {"head.weight"}, ["method.rank=2"]),
         ("lsg", MATRICES | {"head.weight"}, ["method.rank=2"]),
         ("gep", ALL | MATRICES, ["method.m=20", "method.k=8"]),
@@ -75,7 +79,8 @@ def test_it_trains_by_every_kind_of_method_and_the_certificate_holds(
 def test_dropout_where_it_cannot_be_drawn_again_is_refused_before_anything_is_released(
     folder, tmp_path
 ):
-    words = [folder, "method=dpsgd", *WORDS, "model.dropout=0.1", f"results={tmp_path}"]
+    own = ["model.dropout=0.1", "model.mixing=true"]  # so that the model is run again
+    words = [folder, "method=dpsgd", *WORDS, *own, f"results={tmp_path}"]
     config = cli.compose(words)
     with pytest.raises(ConfigError, match="not to draw random numbers"):
         cli.execute(config)
