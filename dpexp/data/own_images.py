@@ -192,6 +192,7 @@ def _image_column(path: Path, columns: Sequence[str]) -> str:
 def _can_hold(kind: pa.DataType) -> bool:
     if pa.types.is_struct(kind):
         return kind.get_field_index("bytes") >= 0
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     return kind in (pa.binary(), pa.large_binary(), pa.binary_view())
 
 

@@ -197,7 +197,10 @@ def test_what_8_bits_of_grey_or_colour_cannot_hold_is_refused_by_file(tmp_path):
     assert len(task_of(*words).train) == 6
 
 
-@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.binary_view()], ids=str)
+BYTES = [pa.binary(), pa.large_binary(), pa.binary_view(), pa.dictionary(pa.int32(), pa.binary())]
+
+
+@pytest.mark.parametrize("kind", BYTES, ids=str)
 def test_a_parquet_column_of_bare_bytes_of_any_type_is_found(tmp_path, kind):
     held = pa.array([cell["bytes"] for cell in cells(3)], kind)
     path = save_parquet(

@@ -23,6 +23,7 @@ from tests.test_probing import CPU, task_of
 from tests.texts import LONGEST, VOCABULARY, texts
 
 STEPS, WIDTH = 4, 6
+SQUARE = (STEPS, WIDTH)
 
 AHEAD = {  # what is made of a parameter alone, by the shape that it then has for an example
     "as it is": lambda w: w,
@@ -71,6 +72,10 @@ def shaped(w):
 def plus(x, w):
     x += w
     return x
+
+
+def attention(x, bias):
+    return F.scaled_dot_product_attention(x, x, x, attn_mask=bias)[:, 0]
 
 
 @torch.no_grad()
@@ -147,6 +152,34 @@ def test_what_is_read_in_another_way_is_run_again(how):
     model = Reading(lambda x, w, v: AGAIN[how](x * w, v), [(WIDTH,), (WIDTH,)])
     compared(model)
     assert not is_read(model)
+
+
+BESIDE = {  # the forward pass, shapes of what it reads, and whether that is known
+    "a number": (lambda x, w: x * w.exp(), [()], True),
+    "a table made of two": (lambda x, w, v: x + w @ v, [(STEPS, 2), (2, WIDTH)], True),
+    "a table by position": (lambda x, w: x + F.embedding(torch.arange(STEPS), w), [SQUARE], True),
+    "halves": (lambda x, w: plus(x * (1 + w[0]), w[1]), [(2, 1, WIDTH)], True),
+    "a bias of attention": (lambda x, w: attention(x[:, None], w), [(1, STEPS, STEPS)], True),
+    "every step a row": (
+        lambda x, w: (x.reshape(-1, WIDTH) * w).reshape(x.shape),
+        [(WIDTH,)],
+        True,
+    ),
+    "chosen by content": (lambda x, w: x * w[(x.sum((1, 2)) > 0).long()], [(2, 1, 1)], False),
+    "rows of its own": (lambda x, w: x + torch.stack([w] * len(x)), [SQUARE], False),
+    "tiled": (
+        lambda x, w: (x.reshape(-1, WIDTH) + w.repeat(len(x), 1)).reshape(x.shape),
+        [SQUARE],
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("how", BESIDE)
+def test_what_is_read_otherwise_still_gives_every_example_its_own_gradient(how):
+    forward, shapes, is_known = BESIDE[how]
+    compared(model := Reading(forward, shapes), 2 * STEPS)
+    assert is_read(model) == is_known
 
 
 class Within(nn.Module):
