@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from dpexp.data.task import fingerprint
+from dpexp.patience import told_if_long
 from dpexp.records import RecordError, replace_file
 from dpexp.records.caches import cache_dir
 from dpexp.types import ConfigError
@@ -44,7 +45,8 @@ def decoded(
     entry = cache_dir() / "decoded" / f"{name}.pt"
     kept = _read(entry)
     if kept is None:
-        kept = decode()
+        with told_if_long("reading the data, which later runs find as they are then"):
+            kept = decode()
         for path, before in zip(files, hashes, strict=True):
             if _hash(path) != before:
                 raise ConfigError(

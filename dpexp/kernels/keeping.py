@@ -46,7 +46,7 @@ def key_of(command: Sequence[str], sources: Sequence[Path]) -> str:
     except (OSError, subprocess.SubprocessError):
         return ""
     place = (os.path.realpath(program), state.st_size, state.st_mtime_ns, *command[1:])
-    parts += [repr(place).encode(), told, _processor().encode()]
+    parts += [repr(place).encode(), told, processor().encode()]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:32]
 
 
@@ -87,7 +87,7 @@ def _is_ours_alone(path: Path) -> bool:
     return state.st_uid == os.getuid() and not state.st_mode & OTHERS
 
 
-def _processor() -> str:
+def processor() -> str:
     """Return what tells this machine's processor from another's."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()

@@ -45,15 +45,26 @@ def code_digest(model: nn.Module) -> str:
     Returns:
         SHA-256 in 64 hexadecimal digits.
     """
-    walk = _Walk(State(model))
-    digest = walk.digest("model", model)
-    if walk.unknown:
+    digest, unknown = _digested(model)
+    if unknown:
         warn_caller(
-            f"{walk.unknown[0]} cannot be compared with another time's: this run will not be looked"
+            f"{unknown[0]} cannot be compared with another time's: this run will not be looked"
             " up or gone on with. Keep it out of what the model's code uses."
         )
         digest = hashlib.sha256(f"{digest} {uuid.uuid4()}".encode()).hexdigest()
     return digest
+
+
+def code_of(model: nn.Module) -> str | None:
+    """Return what `code_digest` does; None where something cannot be compared."""
+    digest, unknown = _digested(model)
+    return None if unknown else digest
+
+
+def _digested(model: nn.Module) -> tuple[str, list[str]]:
+    """Return a hash, and where something is that cannot be hashed."""
+    walk = _Walk(State(model))
+    return walk.digest("model", model), walk.unknown
 
 
 class _Walk:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from dpexp.distributed import memory
 from dpexp.distributed.ranks import Ranks
+from dpexp.patience import told_if_long
 from dpexp.privacy import Mechanism
 from dpexp.records import RecordError, describe_device, write_atomically
 from dpexp.records.caches import cache_dir
@@ -157,7 +158,8 @@ class MicroBatch:
             self._parts.augmentation,
             self._parts.clipping,
         ) as gradient:
-            trials = try_sizes(gradient, self._state, examples, self._most, left, device)
+            with told_if_long("finding the micro-batch, once for this model, method and device"):
+                trials = try_sizes(gradient, self._state, examples, self._most, left, device)
         chosen = choose(trials, device)
         log.info(
             "micro_batch=%d: the %s of 1 to %d; %.3g ms an example, %.0f MB of %.0f",

@@ -17,6 +17,7 @@ from dpexp.grad_sample.freezing import trains
 from dpexp.grad_sample.hooking import hooked_layers, mark_untried
 from dpexp.grad_sample.reading import is_read
 from dpexp.models.mode import in_mode
+from dpexp.patience import told_if_long
 from dpexp.privacy import Mechanism, build, num_steps, require_room, size_of_release, verify
 from dpexp.privacy.certificate import (
     JUDGED_ON_TRAINING,
@@ -215,7 +216,8 @@ def first_look(parts: Parts, device: torch.device) -> str | None:
     mode = parts.model.training
     for is_training in dict.fromkeys((mode, mode and not parts.method.is_forward_only)):
         with in_mode(parts.model, is_training=is_training):
-            unchecked = check_model(parts.model, trained, parts.task, device) or unchecked
+            with told_if_long("trying the network on made-up examples, before the first step"):
+                unchecked = check_model(parts.model, trained, parts.task, device) or unchecked
     if unchecked is not None:
         mark_untried(parts.model)
     for name, hooked in hooked_layers(parts.model, trained).items():

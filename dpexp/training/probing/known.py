@@ -1,14 +1,17 @@
-"""Networks of ours that this process has found sound: a table's next run need not try them again.
+"""Networks that were found sound on this machine: the next run need not try them again.
 
-Only classes of dpexp and torch, and the encoders of the papers, are known. Their code stays as it
-is, and no weight decides whether they mix examples. A user's own module is tried in every run.
+Known are classes of dpexp and of the libraries of models, whose code stays as it is. No weight
+decides whether those of dpexp and torch and the papers' encoders mix examples; of others, such as
+experts that are chosen by what they weigh, the weights have to be equal, too. A network with a
+module of the user's own is tried in every run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
+from functools import partial
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,30 +19,19 @@ from torch.nn.modules import module as hooks_of_all
 
 from dpexp.grad_sample.attention import is_taken_apart
 from dpexp.grad_sample.hooking import hook_at_parent, hooked_at_parent
-from dpexp.grad_sample.reading import Reads, reads_in, see_reads
-from dpexp.grad_sample.shared_inputs import Seen, see, seen_in
-from dpexp.models.architecture import code_digest
+from dpexp.grad_sample.reading import reads_in, see_reads
+from dpexp.grad_sample.shared_inputs import see, seen_in
+from dpexp.models.architecture import code_of
+from dpexp.training.probing import kept
+from dpexp.training.probing.kept import Found
 from dpexp.training.probing.made_up import MadeUp
+from dpexp.training.probing.sketch import fingerprint
 
 OURS = (
     *("dpexp.models.", "torch.nn.modules.", "transformers.activations"),
     *("transformers.models.bert.", "transformers.models.roberta."),
 )
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
-
-class Found(NamedTuple):
-    """What a trial leaves behind of a sound network, beside that it is sound.
-
-    Attributes:
-        hooked: the modules whose hooks it has at the module around them.
-        seen: of its modules, by name.
-        reads: of those that read parameters, by name.
-    """
-
-    hooked: frozenset[str]
-    seen: Mapping[str, Seen]
-    reads: Mapping[str, Reads | None]
 
 
 _FOUND: dict[Hashable, Found] = {}
@@ -58,14 +50,19 @@ def key_of(
         device: the model's.
     """
     modules = dict(model.named_modules(remove_duplicate=False))
-    if hooks_of_all._has_any_global_hook() or not all(map(_is_ours, modules.values())):
+    if hooks_of_all._has_any_global_hook() or not all(map(_is_as_in_its_class, modules.values())):
+        return None
+    code = code_of(model) if isinstance(task.loss, FunctionType) else None  # its name is its code
+    if code is None:
         return None
     state = dict(model.named_parameters()) | dict(model.named_buffers())
+    ours = all(type(module).__module__.startswith(OURS) for module in modules.values())
     crowd = examples.crowd
-    key = (
-        code_digest(model),
+    return (
+        code,
         tuple((name, type(m), type(m).forward, m.training) for name, m in modules.items()),
         tuple((name, *_form(each), each.requires_grad) for name, each in state.items()),
+        () if ours else tuple(fingerprint(each.detach())[-1] for each in state.values()),
         tuple(parameters),
         task.loss,
         tuple(
@@ -74,14 +71,18 @@ def key_of(
         ),
         str(device),
         torch.get_default_dtype(),
+        torch.get_float32_matmul_precision(),
     )
-    return key if isinstance(task.loss, FunctionType) else None  # whose name and code are one
 
 
 def is_known(key: Hashable | None, model: nn.Module) -> bool:
     """Return whether such a network was found sound; what its trial left is then this one's."""
-    if key is None or (found := _FOUND.get(key)) is None:
+    if key is None:
         return False
+    found = _FOUND.get(key) or kept.find(key, model)
+    if found is None:
+        return False
+    _FOUND[key] = found
     for name in sorted(found.hooked):
         hook_at_parent(model, name)
     see(model, found.seen)
@@ -93,13 +94,23 @@ def remember(key: Hashable | None, model: nn.Module) -> None:
     """Note that a network is sound."""
     if key is not None:
         _FOUND[key] = Found(hooked_at_parent(model), seen_in(model), reads_in(model))
+        kept.keep(key, model, _FOUND[key])
 
 
-def _is_ours(module: nn.Module) -> bool:
-    """Return whether a module does what its class of ours or of torch says."""
-    known = type(module).__module__.startswith(OURS) and "forward" not in vars(module)
+def _is_as_in_its_class(module: nn.Module) -> bool:
+    """Return whether a module does what its class, of ours or of a library, says."""
+    known = type(module).__module__.partition(".")[0] in kept.LIBRARIES
+    known = known and "forward" not in vars(module)
     known = known and not is_taken_apart(module)  # into modules that are not the model's
-    return known and not any(getattr(module, hooks) for hooks in HOOKS)
+    held = (hook for hooks in HOOKS for hook in getattr(module, hooks).values())
+    return known and all(map(_is_hook_of_ours, held))
+
+
+def _is_hook_of_ours(hook: Any) -> bool:
+    """Return whether a hook is one of this suite's, such as one that resizes images."""
+    function = hook.func if isinstance(hook, partial) else hook
+    function = function if isinstance(function, FunctionType) else type(function)
+    return str(function.__module__).startswith("dpexp.")
 
 
 def _form(tensor: Tensor) -> tuple[torch.Size, torch.dtype]:
