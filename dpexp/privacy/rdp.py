@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right, insort
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -58,6 +58,30 @@ def rdp_epsilon(q: float, sigma: float, steps: int, delta: float) -> float:
         return 0.0
     if sigma <= 0:
         return math.inf
+    return _least(lambda order: rdp_per_step(q, sigma, order), steps, delta)
+
+
+def rdp_epsilon_apart(q: float, sigmas: Sequence[float], steps: int, delta: float) -> float:
+    """Return epsilon from the summed RDP of a step's releases, as if each had its own subsample.
+
+    Releases of one step share its subsample, so this understates their joint cost; it is the
+    arithmetic of gep's released code.
+
+    Args:
+        q: sampling probability in (0, 1].
+        sigmas: effective noise multiplier of each release, > 0.
+        steps: how many steps compose, >= 1.
+        delta: in (0, 1).
+    """
+
+    def of_all(order: float) -> float:
+        return sum(rdp_per_step(q, sigma, order) for sigma in sigmas)
+
+    return _least(of_all, steps, delta)
+
+
+def _least(per_step: Callable[[float], float], steps: int, delta: float) -> float:
+    """Return the least epsilon over the orders, of each one's RDP per step."""
     costs, best = _costs(delta), math.inf
     finite: list[tuple[float, float]] = []  # orders and their RDP, both ascending
 
@@ -76,30 +100,13 @@ def rdp_epsilon(q: float, sigma: float, steps: int, delta: float) -> float:
         for index in sorted(indices, key=lambda index: abs(ORDERS[index] - best_order)):
             if is_hopeless(index):
                 continue
-            rdp = rdp_per_step(q, sigma, ORDERS[index])
+            rdp = per_step(ORDERS[index])
             if rdp < math.inf:
                 insort(finite, (ORDERS[index], rdp))
             epsilon = _epsilon(rdp * steps, costs[index])
             if epsilon < best:
                 best, best_order = epsilon, ORDERS[index]
     return max(0.0, best)
-
-
-def rdp_epsilon_apart(q: float, sigmas: Sequence[float], steps: int, delta: float) -> float:
-    """Return epsilon from the summed RDP of a step's releases, as if each had its own subsample.
-
-    Releases of one step share its subsample, so this understates their joint cost; it is the
-    arithmetic of gep's released code.
-
-    Args:
-        q: sampling probability in (0, 1].
-        sigmas: effective noise multiplier of each release, > 0.
-        steps: how many steps compose, >= 1.
-        delta: in (0, 1).
-    """
-    per_step = [sum(rdp_per_step(q, sigma, order) for sigma in sigmas) for order in ORDERS]
-    pairs = zip(per_step, _costs(delta), strict=True)
-    return max(0.0, min(_epsilon(rdp * steps, cost) for rdp, cost in pairs))
 
 
 @lru_cache(maxsize=16)
