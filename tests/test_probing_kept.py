@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from dpexp import cli
 from dpexp.data import Examples, cross_entropy
@@ -14,6 +15,7 @@ from dpexp.grad_sample import reading, shared_inputs
 from dpexp.grad_sample.hooking import hooked_at_parent
 from dpexp.models.cnn import CNN
 from dpexp.training.probing import check, kept, known
+from dpexp.training.probing.called import code_called
 from dpexp.training.train import first_look
 from tests.steps import CPU, composed
 
@@ -116,10 +118,47 @@ def with_another_forward(parts, monkeypatch):
     return parts
 
 
-@pytest.mark.parametrize("change", [with_a_module, with_a_hook, with_a_loss, with_another_forward])
+def with_another_function(parts, monkeypatch):
+    own = functional.linear
+    monkeypatch.setattr(functional, "linear", lambda *operands: own(*operands) * 1)
+    return parts
+
+
+CHANGES = [with_a_module, with_a_hook, with_a_loss, with_another_forward, with_another_function]
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_nothing_of_the_users_own_is_kept(change, monkeypatch):
     assert first_look(change(built(), monkeypatch), CPU) is None
     assert not files()
+
+
+def test_attention_that_is_the_users_is_not_known():
+    transformers = pytest.importorskip("transformers")
+    names = transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS
+    config = transformers.DistilBertConfig(
+        vocab_size=20, dim=8, hidden_dim=8, n_heads=2, n_layers=1, attn_implementation="sdpa"
+    )
+    model, ids = transformers.DistilBertModel(config), torch.ones(1, 4, dtype=torch.long)
+    own, before = names["sdpa"], code_called(model, ids)
+    assert before == code_called(model, ids) is not None
+    names.register("sdpa", lambda *args, **kwargs: own(*args, **kwargs))
+    try:
+        assert code_called(model, ids) is None
+    finally:
+        names.register("sdpa", own)
+    assert code_called(model, ids) == before
+
+
+def test_a_function_of_a_library_in_anothers_place_is_another_network(monkeypatch):
+    model, images = built().model, torch.zeros(1, 1, 8, 8)
+    of_each = {}
+    for other in (functional.relu, torch.tanh, torch.sigmoid, functional.gelu, lambda x: x * 1):
+        monkeypatch.setattr(functional, "relu", other)
+        of_each[other] = code_called(model, images)
+        assert code_called(model, images) == of_each[other]
+    *known, own = of_each.values()
+    assert len({*known} - {None}) == len(known) and own is None
 
 
 def test_a_network_that_is_refused_is_refused_again(monkeypatch):

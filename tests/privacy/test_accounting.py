@@ -142,18 +142,21 @@ def powers(low, high):
     delta=powers(-12, -2),
 )
 def test_orders_that_are_left_out_cannot_be_the_best(q, sigma, steps, delta):
-    def at(order, releases):
+    def cost(order):
         try:
-            rdp = compute_rdp(q=q, noise_multiplier=sigma, steps=steps, orders=float(order))
-            spent = get_privacy_spent(orders=float(order), rdp=releases * rdp, delta=delta)
-            return float(spent[0])
+            return compute_rdp(q=q, noise_multiplier=sigma, steps=steps, orders=float(order))
         except (OverflowError, ValueError):
             return math.inf
 
+    def at(order, cost):
+        return float(get_privacy_spent(orders=float(order), rdp=cost, delta=delta)[0])
+
+    with np.errstate(all="ignore"):
+        costs = [(order, cost(order)) for order in ORDERS]
     for releases in (1, 2):
         with np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            every = [at(order, releases) for order in ORDERS]
+            every = [at(order, releases * each) for order, each in costs]
         least = max(0.0, min(value for value in every if not math.isnan(value)))
         if releases == 1:
             assert rdp_epsilon(q, sigma, steps, delta) == pytest.approx(least, rel=1e-12)

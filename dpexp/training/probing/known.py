@@ -23,6 +23,7 @@ from dpexp.grad_sample.reading import reads_in, see_reads
 from dpexp.grad_sample.shared_inputs import see, seen_in
 from dpexp.models.architecture import code_of
 from dpexp.training.probing import kept
+from dpexp.training.probing.called import code_called
 from dpexp.training.probing.kept import Found
 from dpexp.training.probing.made_up import MadeUp
 from dpexp.training.probing.sketch import fingerprint
@@ -31,6 +32,7 @@ OURS = (
     *("dpexp.models.", "torch.nn.modules.", "transformers.activations"),
     *("transformers.models.bert.", "transformers.models.roberta."),
 )
+OTHERS = ("torchvision.", "timm.", "transformers.")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -52,14 +54,17 @@ def key_of(
     modules = dict(model.named_modules(remove_duplicate=False))
     if hooks_of_all._has_any_global_hook() or not all(map(_is_as_in_its_class, modules.values())):
         return None
-    code = code_of(model) if isinstance(task.loss, FunctionType) else None  # its name is its code
-    if code is None:
+    if not isinstance(task.loss, FunctionType):  # whose name and code are one
+        return None
+    code, called = code_of(model), code_called(model, examples.alone.inputs)
+    if code is None or called is None:
         return None
     state = dict(model.named_parameters()) | dict(model.named_buffers())
     ours = all(type(module).__module__.startswith(OURS) for module in modules.values())
     crowd = examples.crowd
     return (
         code,
+        called,
         tuple((name, type(m), type(m).forward, m.training) for name, m in modules.items()),
         tuple((name, *_form(each), each.requires_grad) for name, each in state.items()),
         () if ours else tuple(fingerprint(each.detach())[-1] for each in state.values()),
@@ -99,8 +104,7 @@ def remember(key: Hashable | None, model: nn.Module) -> None:
 
 def _is_as_in_its_class(module: nn.Module) -> bool:
     """Return whether a module does what its class, of ours or of a library, says."""
-    known = type(module).__module__.partition(".")[0] in kept.LIBRARIES
-    known = known and "forward" not in vars(module)
+    known = type(module).__module__.startswith((*OURS, *OTHERS)) and "forward" not in vars(module)
     known = known and not is_taken_apart(module)  # into modules that are not the model's
     held = (hook for hooks in HOOKS for hook in getattr(module, hooks).values())
     return known and all(map(_is_hook_of_ours, held))
