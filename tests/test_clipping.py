@@ -215,6 +215,22 @@ def test_no_rule_of_ones_own_can_exceed_c(weight, dtype, scale):
     assert math.sqrt(sum(float(s.double().square().sum()) for s in alone.values())) <= C
 
 
+@pytest.mark.parametrize(
+    ("weight", "taken"),
+    [(1e6, "weight 1e+06 .* taken as"), (-1e9, "weight -1e+09"), (math.nan, "nan .* taken as 0")],
+)
+def test_a_rule_whose_weights_are_not_taken_as_they_are_is_told_of(weight, taken):
+    with pytest.warns(UserWarning, match=taken.replace("+", r"\+")) as told:
+        check_rule(Greedy(weight))
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("weight", [0.0, 1e-9, -1e-9])
+def test_one_that_keeps_the_bound_is_not(weight, recwarn):
+    check_rule(Greedy(weight))
+    assert not recwarn
+
+
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 1e30])
 def test_what_is_not_finite_adds_nothing_and_what_is_huge_stays_bounded(rule, bad):

@@ -12,7 +12,7 @@ import torch
 from dpexp.linalg import as_rows
 from dpexp.privacy import num_steps
 from dpexp.privacy.accounting import calibrate
-from dpexp.privacy.clipping import Group, bounds_of
+from dpexp.privacy.clipping import Group, bounds_of, held_weights
 from dpexp.training.observation import Analysis, View
 from dpexp.types import ConfigError, Key
 
@@ -83,7 +83,11 @@ class NoiseNorm(Analysis):
             for name, g in gradients.items():
                 group = rule.group(keys[name])
                 squares[group] = squares.get(group, 0) + as_rows(g).square().sum(1)
-            weights = {of: rule.weights(each.sqrt(), bounds[of]) for of, each in squares.items()}
+            norms = {of: each.sqrt() for of, each in squares.items()}
+            weights = {
+                of: held_weights(rule.weights(each, bounds[of]), each, bounds[of])
+                for of, each in norms.items()
+            }
             for name, g in gradients.items():
                 own = weights[rule.group(keys[name])]
                 total[name] = total.get(name, 0) + torch.einsum("n,n...->...", own, g)

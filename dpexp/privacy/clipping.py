@@ -31,6 +31,18 @@ class Clipping(Protocol):
         """
 
 
+def held_weights(weights: Tensor, norms: Tensor, bound: float) -> Tensor:
+    """Return a rule's weights as a sum takes them, [n]: whatever they are, none exceeds the bound.
+
+    Args:
+        weights: that the rule gives, [n]; NaN is taken as 0.
+        norms: of a group, or bounds on them from above, [n].
+        bound: of the group, > 0.
+    """
+    most = bound / norms
+    return weights.minimum(most).maximum(-most).nan_to_num(nan=0.0)
+
+
 @dataclass(frozen=True)
 class Flat:
     """min(1, C / |g|), over all of a release's blocks (Abadi et al. 2016)."""

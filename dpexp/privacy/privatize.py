@@ -13,7 +13,7 @@ from dpexp.grad_sample.per_example import MaterializedGrads
 from dpexp.grad_sample.rounding import add_
 from dpexp.linalg import as_rows
 from dpexp.privacy.bound import is_exact_enough, slack_of, upper_bound
-from dpexp.privacy.clipping import Clipping, Flat, Group, bounds_of, centred_bits
+from dpexp.privacy.clipping import Clipping, Flat, Group, bounds_of, centred_bits, held_weights
 from dpexp.types import ConfigError, Key, PerExampleGrads, Release, Size
 
 Blocks = dict[Key, Tensor]
@@ -213,7 +213,7 @@ class ClippedSum:
             bits = [centred_bits(each, self._bounds[of]) for of, each in norms.items()]
             self._sum(key).add_(torch.stack(bits).amin(0)[is_finite].sum())
         weights = {
-            of: _within(self._clipping.weights(each, self._bounds[of]), self._bounds[of] / each)
+            of: held_weights(self._clipping.weights(each, self._bounds[of]), each, self._bounds[of])
             for of, each in bounds.items()
         }
         if num_finite < num:  # zero times NaN is NaN, so drop these examples
@@ -223,14 +223,6 @@ class ClippedSum:
         while held:
             key, grads = held.popitem()
             grads.add_to(self._sum(key), weights.get(self._clipping.group(key)))
-
-
-def _within(weights: Tensor, most: Tensor) -> Tensor:
-    """Return a rule's weights, [n], from -most to most, and 0 for NaN.
-
-    Whatever a rule returns, no example exceeds the bound.
-    """
-    return weights.minimum(most).maximum(-most).nan_to_num(nan=0.0)
 
 
 def clip_coordinates(values: Tensor, bound: float) -> tuple[Tensor, MaterializedGrads]:

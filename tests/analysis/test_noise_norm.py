@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from dpexp.analysis.noise_norm import NoiseNorm
+from dpexp.privacy.clipping import Flat
 from dpexp.types import ConfigError
 from tests.analysis.views import on_digits
 from tests.methods import literal
@@ -54,6 +55,22 @@ def test_each_is_clipped_by_the_rule_of_the_run(rule):
         square += float((weights @ own / 30).square().sum())
     found = NoiseNorm(epochs=2).observe(view, {})["gradient"]
     assert found == pytest.approx(math.sqrt(square), rel=1e-4)
+
+
+def test_no_weight_counts_for_more_than_a_sum_takes(monkeypatch):
+    view = on_digits("method=dpsgd", "model=cnn", "batch_size=30")
+    flat = NoiseNorm(epochs=2).observe(view, {})["gradient"]
+    monkeypatch.setattr(type(view.gradient), "clipping", Greedy())
+    greedy = NoiseNorm(epochs=2).observe(view, {})["gradient"]
+    clip_norm = view.mechanism.releases[0].clip_norm
+    assert flat < greedy * (1 + 1e-4) and greedy <= clip_norm
+
+
+class Greedy(Flat):
+    """Gives every example a weight beyond its bound."""
+
+    def weights(self, norms, bound):
+        return torch.full_like(norms, 1e9)
 
 
 def test_it_looks_once_and_only_where_there_is_noise():

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from dpexp.data import LossFn
 from dpexp.data.augmentation import FEWER, Augmentation
 from dpexp.distributed import memory
-from dpexp.privacy.clipping import Clipping
+from dpexp.privacy.clipping import Clipping, held_weights
 from dpexp.privacy.seeds import generator
 from dpexp.training.probing.check import CLEAR, MADE
 from dpexp.training.probing.draws import MIDDLE, FixedDraws
@@ -26,9 +26,13 @@ from dpexp.training.probing.recorder import gap
 from dpexp.training.probing.stage import chance_kept, staged
 from dpexp.training.probing.trial import Subject
 from dpexp.types import Batch, ConfigError, first_weight
+from dpexp.warned import warn_caller
 
 FINE = 1e-6
 """Relative tolerance of weights: a number by itself may be rounded otherwise than among others."""
+
+CLOSE = 1e-5
+"""Relative rounding of a weight in float32 (ours)."""
 
 BOUNDS = (1.0, 1e-3)
 CROWDS = (*((centre, 1.0) for centre in (0.01, 0.1, 1.0, 10.0, 100.0)), (1.0, 6.0))
@@ -195,12 +199,15 @@ def _are_alike(one: Tensor, other: Tensor) -> bool:
 def check_rule(clipping: Clipping) -> None:
     """Compare a rule's weights of made-up norms with those of each norm by itself.
 
+    Weights that the sum would not take as they are, are warned of.
+
     Raises:
         ConfigError: if the weight of an example depends on another one, or on what the rule saw
             before, or if they are not one weight an example.
     """
     gen, name = generator(0, "made-up/norms", 0), type(clipping).__name__
     others: list[tuple[Tensor, float, Tensor]] = []
+    taken: list[str] = []
     for bound, (centre, decades) in product(BOUNDS, CROWDS):
         norms = bound * centre * _spread(decades, gen)
         whole = clipping.weights(norms.clone(), bound)
@@ -213,6 +220,19 @@ def check_rule(clipping: Clipping) -> None:
             due = whole.flip(0) if len(some) == len(norms) else whole[_places(norms, some)]
             _require_same(clipping, some, bound, due)
         others.append((norms[-1:], bound, whole[-1:]))
+        held = held_weights(whole, norms, bound)
+        differs = ~torch.isclose(whole.double(), held.double(), CLOSE, 0) & norms.isfinite()
+        rows = torch.stack([norms.double(), whole.double(), held.double()], 1)[differs].tolist()
+        taken += [
+            f"norm {norm:.3g} the weight {weight:.3g} under a clip norm of {bound:g}; it is taken "
+            f"as {own:.3g}"
+            for norm, weight, own in rows
+        ]
+    if taken:
+        warn_caller(
+            f"The clipping rule {name} gives an example of {taken[0]}, as no example may exceed "
+            "its clip norm and NaN counts as 0. Correct its `weights` if that is not meant."
+        )
     for infinite, bound, due in others:
         _require_same(clipping, infinite, bound, due)
 
