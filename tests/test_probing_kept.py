@@ -90,6 +90,12 @@ def test_a_network_of_a_library_is_tried_with_the_weights_that_it_has(monkeypatc
     assert first_look(tiny(), CPU) is None and len(files()) == 2
 
 
+def test_a_network_with_weights_that_are_not_hashed_is_tried():
+    parts = tiny()
+    parts.model.register_buffer("phases", torch.ones(2, dtype=torch.complex128))
+    assert first_look(parts, CPU) is None and not files()
+
+
 class Own(nn.Linear):
     pass
 

@@ -8,7 +8,7 @@ module of the user's own is tried in every run.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from functools import partial
 from types import FunctionType
 from typing import Any
@@ -33,6 +33,10 @@ OURS = (
     *("transformers.models.bert.", "transformers.models.roberta."),
 )
 OTHERS = ("torchvision.", "timm.", "transformers.")
+PLAIN = (
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+)
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -60,14 +64,18 @@ def key_of(
     if code is None or called is None:
         return None
     state = dict(model.named_parameters()) | dict(model.named_buffers())
-    ours = all(type(module).__module__.startswith(OURS) for module in modules.values())
+    weights: tuple[int, ...] | None = ()
+    if not all(type(module).__module__.startswith(OURS) for module in modules.values()):
+        weights = _hashed(state.values())
+        if weights is None:
+            return None
     crowd = examples.crowd
     return (
         code,
         called,
         tuple((name, type(m), type(m).forward, m.training) for name, m in modules.items()),
         tuple((name, *_form(each), each.requires_grad) for name, each in state.items()),
-        () if ours else tuple(fingerprint(each.detach())[-1] for each in state.values()),
+        weights,
         tuple(parameters),
         task.loss,
         tuple(
@@ -115,6 +123,14 @@ def _is_hook_of_ours(hook: Any) -> bool:
     function = hook.func if isinstance(hook, partial) else hook
     function = function if isinstance(function, FunctionType) else type(function)
     return str(function.__module__).startswith("dpexp.")
+
+
+def _hashed(weights: Iterable[Tensor]) -> tuple[int, ...] | None:
+    """Return hashes of weights' values; None if any is of a kind that is not hashed."""
+    plain = [each.detach() for each in weights]
+    if all(each.layout == torch.strided and each.dtype in PLAIN for each in plain):
+        return tuple(fingerprint(each)[-1] for each in plain)
+    return None
 
 
 def _form(tensor: Tensor) -> tuple[torch.Size, torch.dtype]:
