@@ -244,7 +244,53 @@ NAN, INF = torch.nan, torch.inf
 )
 def test_what_is_not_finite_in_one_alone_is_a_difference(one, other, apart):
     one, other = (torch.tensor(each, dtype=torch.float64) for each in (one, other))
-    assert gap(one, other) == gap(other, one) == pytest.approx(apart)
+    assert gap(one, other) == gap(other, one) == pytest.approx(apart, rel=1e-12, abs=0.0)
+
+
+HUGE, TINY = 1e300, 1e-300
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "apart"),
+    [
+        ([HUGE, HUGE], [HUGE, -HUGE], 2**0.5),  # whose squares are infinite
+        ([3 * TINY, 4 * TINY], [3 * TINY, 4.5 * TINY], 0.5 / (9 + 4.5**2) ** 0.5),  # and zero
+        ([1 + 2j], [1 + 3j], 0.1**0.5),
+        ([1 + 0j], [1.0], 0.0),
+        ([1j, complex(NAN)], [1j, complex(NAN)], 0.0),
+        ([2**60], [2**60 + 1], 1.0),  # which are one double
+        ([2], [1], 0.5),
+        ([True, False], [True, False], 0.0),
+        ([True], [False], 1.0),
+    ],
+)
+def test_numbers_of_any_size_and_kind_are_told_apart(one, other, apart):
+    kinds = [torch.float64 if isinstance(each[0], float) else None for each in (one, other)]
+    one, other = (torch.tensor(e, dtype=k) for e, k in zip((one, other), kinds, strict=True))
+    assert gap(one, other) == gap(other, one) == pytest.approx(apart, rel=1e-12, abs=0.0)
+
+
+def test_the_least_difference_is_one():
+    one, other = (torch.tensor([1.0, last], dtype=torch.float64) for last in (0.0, TINY))
+    assert 0 < gap(one, other) < 1e-300
+
+
+class Phase(nn.Module):
+    """Keeps what it saw in the imaginary part alone, and shifts the next by it."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("turn", torch.ones((), dtype=torch.complex128), persistent=False)
+
+    def forward(self, x):
+        shifted = x + self.turn.imag
+        self.turn = torch.complex(torch.ones_like(self.turn.real), x.detach().double().mean())
+        return shifted
+
+
+def test_what_is_remembered_in_an_imaginary_part_is_found():
+    with pytest.raises(ConfigError, match="'turn' of .* does"):
+        check(Fine(Phase()))
 
 
 class Scaled(nn.Module):

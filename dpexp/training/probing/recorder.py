@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -128,18 +129,34 @@ def _innermost(gradients: Sequence[Event]) -> Event:
     return replace(first, module=entered[-1]) if entered else first
 
 
+LEAST = sys.float_info.min
+"""The distance of what differs by less than can be told (ours)."""
+
+
 def gap(one: Tensor, other: Tensor) -> float:
     """Return the distance of two tensors, relative to the larger.
 
     Values that are not finite in both alike do not differ; in one alone the distance is infinite.
+    Whole numbers that differ by less than a double tells are 1 apart.
     """
+    if any(each.is_complex() for each in (one, other)):
+        one, other = (torch.view_as_real(each.to(torch.complex128)) for each in (one, other))
+    elif not any(each.is_floating_point() for each in (one, other)):
+        return 0.0 if torch.equal(one.long(), other.long()) else _apart(one, other) or 1.0
+    return _apart(one, other)
+
+
+def _apart(one: Tensor, other: Tensor) -> float:
+    """Return what `gap` does, of real numbers in float64."""
     one, other = one.double(), other.double()
-    if torch.equal(one, other):
-        return 0.0
     odd = ~(one.isfinite() & other.isfinite())
     if odd.any():
         if not torch.allclose(one[odd], other[odd], rtol=0.0, atol=0.0, equal_nan=True):
             return math.inf
         one, other = one.masked_fill(odd, 0.0), other.masked_fill(odd, 0.0)
-    size = max(float(one.norm()), float(other.norm()))
-    return float((one - other).norm()) / size if size else 0.0
+    if torch.equal(one, other):
+        return 0.0
+    largest = torch.maximum(one.abs().amax(), other.abs().amax())  # squares leave float64's range
+    one, other = one / largest, other / largest
+    apart = float((one - other).norm()) / max(float(one.norm()), float(other.norm()))
+    return max(apart, LEAST)
