@@ -35,7 +35,8 @@ def built(model, **settings):
     return cli.build_parts(config | settings, CPU)
 
 
-LARGE = ("wrn28_10", "wrn40_4", "wrn28_4", "roberta_large")  # of classes that others are of
+LARGE = ("wrn28_10", "wrn40_4", "wrn28_4", "wrn16_4", "roberta_large")
+"""Of classes that others are of."""
 
 
 @pytest.mark.parametrize("model", MODELS if FOLDERS else some_long(MODELS, {*MODELS} - {*LARGE}))
