@@ -88,7 +88,7 @@ def test_a_sum_is_that_of_every_examples_blocks_clipped_one_by_one(method):
     assert distance(setting.method.summed, expected) < 1e-11
 
 
-@pytest.mark.parametrize("method", in_short([m for m in METHODS if case(m).is_gradient]))
+@pytest.mark.parametrize("method", of_each_family([m for m in METHODS if case(m).is_gradient]))
 def test_a_whole_block_is_the_gradient_times_what_no_example_decides(method):
     setting = Setting(composed(method), torch.float64)
     setting.step(noise=False)

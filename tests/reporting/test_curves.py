@@ -176,7 +176,7 @@ NAMES = {
 """Edits that give an axis and a panel a long name."""
 
 
-@pytest.mark.parametrize("name", ["figure5", "figure6"])
+@pytest.mark.parametrize("name", ["figure5", long("figure6")])
 def test_no_part_covers_another_or_leaves_the_page(make, conf, name):
     many = "; ".join(f"word {n}" for n in range(60))
     edit(conf, name, ('scaled: "Small', f'scaled: "{many}. Small'))

@@ -181,6 +181,7 @@ def test_the_picture_is_of_its_size_and_not_empty(made, lab):
     assert 0.01 < (pixels.min(axis=2) < 0.95).mean() < 0.3  # ink, on white
 
 
+@pytest.mark.long
 def test_the_same_values_give_the_same_svg(made):
     shown = made()
     assert figure.pictures(shown)["svg"] == figure.pictures(shown)["svg"]

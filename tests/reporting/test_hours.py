@@ -174,6 +174,7 @@ class SlowToAverage:
         return 0.5
 
 
+@pytest.mark.long
 def test_the_average_of_the_weights_is_part_of_a_step(tmp_path):
     words = ["method=dpsgd", "task=digits", "profile=embedded", "model=linear", "averaging=ema"]
     config = cli.compose([*words, "batch_size=300", "epochs=2"])

@@ -180,6 +180,7 @@ build.run_missing(jobs, execute, Path(sys.argv[1]))
 """
 
 
+@pytest.mark.long
 def test_two_builds_of_one_table_share_its_runs(tmp_path, programs):
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     builds = [programs.start(["-c", SHARE, str(tmp_path), name], **pipes) for name in "AB"]
