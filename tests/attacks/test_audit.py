@@ -21,6 +21,7 @@ from dpexp.privacy import build
 from dpexp.training.gradient import PrivateGradient
 from dpexp.training.train import train
 from dpexp.types import ConfigError
+from tests.lengths import few
 from tests.runs import execute, of, one_thread, with_words  # noqa: F401 (a fixture)
 from tests.test_conf import check_settings
 
@@ -185,7 +186,7 @@ def test_a_distinguishing_game_recovers_six_tenths_of_a_methods_epsilon():
 
 
 def test_a_quarter_of_the_noise_is_caught_in_a_distinguishing_game():
-    _, _, verdict, mechanism = trials_of("dpsgd", 800, share=0.25, num_steps=1, eps=1.0)
+    _, _, verdict, mechanism = trials_of("dpsgd", 300, share=0.25, num_steps=1, eps=1.0)
     assert verdict.epsilon_lower > mechanism.epsilon(1)
     assert verdict.epsilon_lower_gaussian > mechanism.epsilon(1)
 
@@ -215,6 +216,7 @@ def test_a_teachers_vote_shows_and_within_what_is_accounted_for():
     assert 0 < verdict.epsilon_lower <= accounted
 
 
+@pytest.mark.long
 def test_votes_with_an_eighth_of_the_noise_are_caught():
     mechanism, verdict = votes(1.0, share=0.125)
     assert verdict.epsilon_lower > mechanism.epsilon()["rdp"]
@@ -291,6 +293,7 @@ def test_an_audit_is_not_written_over_by_one_of_other_settings(tmp_path, capsys)
     assert page.with_name("sure.csv").is_file()
 
 
+@pytest.mark.long
 def test_what_the_last_audit_cannot_play_costs_no_run_of_the_first(tmp_path, capsys):
     """The game's small network is of images."""
     words = ["methods=dpsgd", "task=sentiment", "trials=4", f"results={tmp_path}"]
@@ -300,14 +303,24 @@ def test_what_the_last_audit_cannot_play_costs_no_run_of_the_first(tmp_path, cap
     assert not list(tmp_path.iterdir())
 
 
-def test_every_private_method_is_a_subject_that_composes():
+SUBJECTS = {subject.name: subject for subject in audited.subjects_of([])}
+SHORT = ("bitfit", "compressive_unmeasured", "dp_zo", "linear", "pate", "rgp")
+"""Of words of their own, and one of none."""
+
+
+@pytest.mark.parametrize("name", few(SUBJECTS, SHORT))
+def test_every_subject_composes(name):
+    subject = SUBJECTS[name]
+    configs = [audit.of_one_run(subject, []), audit.of_distinguishing_game(subject, [])]
+    for config in configs:
+        if config is not None:
+            assert config["privacy"]["noise"] is True and config["privacy"]["clip"] is True
+            assert f"method={config['method']['name']}" == subject.method[0]
+
+
+def test_every_private_method_is_a_subject():
     private = {path.stem for path in (cli.CONF / "method").glob("*.yaml")}
-    chosen = set()
-    for subject in audited.subjects_of([]):
-        for config in (audit.of_one_run(subject, []), audit.of_distinguishing_game(subject, [])):
-            if config is not None:
-                assert config["privacy"]["noise"] is True and config["privacy"]["clip"] is True
-                chosen.add(config["method"]["name"])
+    chosen = {subject.method[0].removeprefix("method=") for subject in SUBJECTS.values()}
     assert private - chosen == {"nonprivate", "powersgd"}
 
 

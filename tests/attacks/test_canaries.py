@@ -31,7 +31,7 @@ METHODS = {
     "sparse_dpsgd": [],
     "dp_powersgd": ["method.rank=2"],
     "dp_grape": ["method.rank=2", "method.moments=adam"],
-    "dp_zo": ["method.directions=40"],
+    "dp_zo": ["method.directions=10"],
     "rgp": ["method.rank=2"],
     "lsg": ["method.rank=2"],
     "gep": ["method.m=20", "method.k=8", "method.residual_clip=0.5"],

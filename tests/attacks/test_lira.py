@@ -274,7 +274,7 @@ def test_the_script_attacks_every_method_and_writes_its_files(tmp_path, capsys):
     [
         (["clip=false"], "dpsgd (not private)", "; no clipping: no privacy."),
         long(["sampling=shuffle"], "dpsgd (ε = 3)", "paper-compatible, not a guarantee."),
-        (
+        long(
             ["methods=dp_zo", "method.noise=laplace", "privacy.budget=per_step", "epochs=1"],
             "dp_zo (ε = 6)",
             "",

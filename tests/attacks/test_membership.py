@@ -11,7 +11,7 @@ from dpexp.data import Examples
 from dpexp.training.judging import EVAL_BATCH
 from dpexp.types import ConfigError
 from tests.marks import long
-from tests.runs import execute, of, one_thread  # noqa: F401
+from tests.runs import execute, of, one_thread, with_words  # noqa: F401
 from tests.texts import LONGEST, texts, tiny
 
 CPU = torch.device("cpu")
@@ -112,11 +112,13 @@ def test_a_model_that_diverged_is_not_attacked():
 # Whole runs
 
 
-@pytest.mark.parametrize(
-    ("task", "size"), [("digits", 1497), long("entailment", 400)], ids=["images", "texts"]
-)
-def test_a_model_that_knows_its_examples_by_heart_gives_them_away(task, size, tmp_path):
-    directory = execute(tmp_path, *FEW, f"task={task}", f"task.test_size={size}")
+IMAGES = ["task=digits", "task.test_size=1497", "model=cnn", "epochs=80"]
+TEXTS = ["task=entailment", "task.test_size=400"]
+
+
+@pytest.mark.parametrize("words", [IMAGES, long(TEXTS)], ids=["images", "texts"])
+def test_a_model_that_knows_its_examples_by_heart_gives_them_away(words, tmp_path):
+    directory = execute(tmp_path, *with_words(FEW, words))
     _, result, privacy = of(directory)
     assert (result["attack_found_on"], result["attack_scored_on"]) == (300, 300)
     assert result["attack_success"] > 50 + 3 * result["attack_success_se"]

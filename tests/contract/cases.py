@@ -7,6 +7,7 @@ import yaml
 from dpexp import cli
 from dpexp.cli.building import DOORS
 from dpexp.types import ConfigError, one_line, require_word
+from tests.lengths import few
 from tests.marks import some_long
 
 OWN = ("images", "table", "texts")  # doors for one's own data: tests/data/test_own_*.py
@@ -18,9 +19,18 @@ KIN = ("nonprivate", "powersgd")
 """Methods that differ from DP-SGD and DP-PowerSGD in name alone, once they clip and add noise."""
 
 
+FAMILY = (*KIN, "bgep", "bitfit", "linear", "rgp_core", "rgp_public", "rgp_random")
+"""Methods whose steps go the way of GEP's, DP-SGD's or RGP's, with other parameters or bases."""
+
+
 def in_short(methods):
     """Leave to `make test-long` the methods of conf that are others' kin."""
     return methods if FOLDERS else some_long(methods, {*methods} - {*KIN})
+
+
+def of_each_family(methods):
+    """Leave to `make test-long` the methods of conf that are of another one's family."""
+    return methods if FOLDERS else few(methods, [m for m in methods if m not in FAMILY])
 
 
 def files(group):

@@ -8,6 +8,7 @@ from dpexp.cli.config_cache import Configs
 from dpexp.training.train import named_parameters
 from dpexp.types import ConfigError
 from tests.contract.cases import FOLDERS, MODELS
+from tests.lengths import few
 from tests.marks import some_long
 from tests.steps import CPU
 from tests.texts import real_model
@@ -35,7 +36,8 @@ def built(model, **settings):
     return cli.build_parts(config | settings, CPU)
 
 
-LARGE = ("wrn28_10", "wrn40_4", "wrn28_4", "roberta_large")  # of classes that others are of
+LARGE = ("wrn28_10", "wrn40_4", "wrn28_4", "wrn16_4", "roberta_large")
+"""Of classes that others are of."""
 
 
 @pytest.mark.parametrize("model", MODELS if FOLDERS else some_long(MODELS, {*MODELS} - {*LARGE}))
@@ -61,7 +63,10 @@ def test_a_model_gives_every_example_outputs_of_its_own_and_its_seed_decides_it(
     assert {name for name in names if name.startswith(f"{head}.")} <= trainable.keys()
 
 
-@pytest.mark.parametrize("model", MODELS)
+KINDS = ("linear", "resnet20", "bert_tiny", "minilm")
+
+
+@pytest.mark.parametrize("model", MODELS if FOLDERS else few(MODELS, KINDS))
 def test_a_task_of_another_kind_is_refused_in_one_line(model):
     task, kind = ("digits", "no texts") if takes_texts(model) else ("sentiment", "texts")
     said = f"for task {task}, which is of {kind}; got model={model}. Set model."

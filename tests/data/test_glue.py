@@ -243,6 +243,7 @@ def test_a_model_without_a_tokenizer_is_refused_before_any_file_is_read(saved, t
 # The real one
 
 
+@pytest.mark.long
 def test_real_sst2_is_whole_with_minilms_own_ids(conf, real_data_root):
     if not (real_data_root / "nyu-mll" / "glue" / "sst2").is_dir():
         pytest.skip(f"no nyu-mll/glue in {real_data_root}")

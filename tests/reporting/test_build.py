@@ -19,6 +19,7 @@ from dpexp.reporting.collect import build, cells, readings, values
 from dpexp.reporting.judge import claims
 from dpexp.reporting.schema import spec
 from dpexp.types import ConfigError
+from tests.marks import long
 from tests.reporting.shown import edit
 
 
@@ -117,11 +118,11 @@ def test_cells_with_the_same_config_run_once(conf, lab):
     ("words", "said"),
     [
         (["eps=8"], "Expected eps to stay 2, as in 'digits (for SVHN), DP-SGD, ε = 2'"),
-        (["privacy.eps=1"], "Expected privacy.eps to stay 2"),
+        long(["privacy.eps=1"], "Expected privacy.eps to stay 2"),
         (["noise=false"], "Expected the eps of 'digits (for SVHN), DP-SGD, ε = 2' to hold; with"),
-        (["clip=false"], "to hold; with clip=false there is none. Remove that override"),
+        long(["clip=false"], "to hold; with clip=false there is none. Remove that override"),
         (["method=lsg"], "Expected method to stay dpsgd"),
-        (["++seed=5"], "Expected seed to stay 0"),
+        long(["++seed=5"], "Expected seed to stay 0"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )

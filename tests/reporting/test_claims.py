@@ -13,7 +13,7 @@ from dpexp.reporting.judge import claims, errors
 from dpexp.reporting.schema import spec
 from dpexp.reporting.schema.artifact import CURVES, MAPS
 from dpexp.types import ConfigError
-from tests.marks import some_long
+from tests.marks import long, some_long
 from tests.reporting.shown import edit
 
 CLAIM = '{says: "Better above Plain", above: [better], below: [plain]}'
@@ -353,10 +353,11 @@ def verdict_of(artifact, number, numbers):
     return claims.judge(artifact, values)[number]
 
 
+@pytest.mark.parametrize("profile", some_long(["embedded", "quick", "paper"], ["embedded"]))
 @pytest.mark.parametrize(
-    "profile", some_long(["embedded", "quick", "paper"], ["embedded", "paper"])
+    ("paper", "name", "number"),
+    [long(*claim) if place % 3 else claim for place, claim in enumerate(CLAIMS)],
 )
-@pytest.mark.parametrize(("paper", "name", "number"), CLAIMS)
 def test_every_claim_can_hold_and_can_fail(paper, name, number, profile):
     artifact = spec.load(cli.CONF, paper, name)
     claim = artifact.claims[number]

@@ -11,7 +11,7 @@ from dpexp.reporting.judge import claims
 from dpexp.reporting.render import exports, figure, markdown
 from dpexp.reporting.schema import spec
 from dpexp.types import ConfigError
-from tests.marks import long
+from tests.marks import long, pairs_long
 from tests.reporting import conftest
 from tests.reporting.conftest import arrays
 from tests.reporting.shown import csv_lines, drawn, edit
@@ -176,7 +176,7 @@ NAMES = {
 """Edits that give an axis and a panel a long name."""
 
 
-@pytest.mark.parametrize("name", ["figure5", "figure6"])
+@pytest.mark.parametrize("name", ["figure5", long("figure6")])
 def test_no_part_covers_another_or_leaves_the_page(make, conf, name):
     many = "; ".join(f"word {n}" for n in range(60))
     edit(conf, name, ('scaled: "Small', f'scaled: "{many}. Small'))
@@ -278,8 +278,13 @@ ODD = {
 }
 
 
-@pytest.mark.parametrize("name", ["figure5", "figure6"])
-@pytest.mark.parametrize("odd", ODD)
+SHORT = [("nan", "figure5"), ("every other nan", "figure6"), ("empty", "figure5")]
+SHORT += [("empty", "figure6"), ("tiny", "figure6")]
+
+
+@pytest.mark.parametrize(
+    ("odd", "name"), pairs_long(ODD, ["figure5", "figure6"], short=lambda *pair: pair in SHORT)
+)
 def test_whatever_an_analysis_kept_is_shown_and_judged(make, monkeypatch, name, odd):
     def kept(seed):
         return {

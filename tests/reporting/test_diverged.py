@@ -31,6 +31,7 @@ from dpexp.reporting.schema.artifact import (
     Published,
     Row,
 )
+from tests.marks import long
 
 LOSSES = {("plain", "x"): [0.5, 0.51, 0.52], ("plain", "y"): [0.9, 0.91, 0.92],
           ("sparse", "x"): [0.29, 0.3, 0.31], ("sparse", "y"): [0.3, 0.31, 0.32]}  # fmt: skip
@@ -226,7 +227,9 @@ def test_a_spike_that_is_not_finite_is_the_largest_value(tmp_path):
     assert judged(table).word == claims.UNCLEAR
 
 
-@pytest.mark.parametrize(("count", "odd"), [(1, np.nan), (3, np.nan), (1, np.inf), (3, np.inf)])
+@pytest.mark.parametrize(
+    ("count", "odd"), [(1, np.nan), long(3, np.nan), long(1, np.inf), (3, np.inf)]
+)
 def test_pictures_with_gaps_are_counted_and_drawn(tmp_path, count, odd):
     good = np.arange(4.0).reshape(2, 2) + 1
     bad = np.where(good == 2, odd, good)

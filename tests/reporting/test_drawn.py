@@ -17,7 +17,7 @@ from dpexp.cli.suite import PAPERS, Suite, choose
 from dpexp.reporting.render import figure
 from dpexp.reporting.render.style import STYLE
 from dpexp.reporting.schema.artifact import CURVES, MAPS
-from tests.marks import some_long
+from tests.lengths import few
 
 ROOT = Path(__file__).parents[2]
 WRITTEN = sorted(
@@ -27,7 +27,11 @@ WRITTEN = sorted(
 )
 
 
-@pytest.fixture(scope="module", params=some_long(WRITTEN, WRITTEN[::2]))
+SHORT = ["embedded/gep/figure6", "embedded/lsg/figure1", "embedded/rgp/figure3"]
+"""Of each kind one: points, maps and curves."""
+
+
+@pytest.fixture(scope="module", params=few(WRITTEN, SHORT))
 def shown(request):
     profile, _, name = request.param.partition("/")
     (artifact,) = choose(PAPERS, [name], groups.CONF)

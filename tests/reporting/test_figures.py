@@ -18,6 +18,7 @@ from dpexp.reporting.render.latex import latex
 from dpexp.reporting.schema import spec
 from dpexp.reporting.schema.artifact import Claim
 from dpexp.types import ConfigError
+from tests.marks import some_long
 from tests.reporting.shown import csv_lines, drawn, edit
 
 SUFFIXES = ("md", "csv", "svg", "png")
@@ -180,12 +181,13 @@ def test_the_picture_is_of_its_size_and_not_empty(made, lab):
     assert 0.01 < (pixels.min(axis=2) < 0.95).mean() < 0.3  # ink, on white
 
 
+@pytest.mark.long
 def test_the_same_values_give_the_same_svg(made):
     shown = made()
     assert figure.pictures(shown)["svg"] == figure.pictures(shown)["svg"]
 
 
-@pytest.mark.parametrize("profile", ["embedded", "quick", "paper"])
+@pytest.mark.parametrize("profile", some_long(["embedded", "quick", "paper"], ["embedded"]))
 def test_no_part_covers_another_or_leaves_the_page(made, lab, conf, profile):
     many = "; ".join(f"word {n}" for n in range(60))
     edit(conf, "figure4", ('scaled: "Big is', f'scaled: "{many}. Big is'))
@@ -369,20 +371,21 @@ def test_asking_only_for_skipped_cells_is_one_line(capsys):
 
 
 def test_a_figure_is_built_and_run_from_the_command_line(tmp_path, capsys):
-    words = ["figure4", "paper=rgp", "seeds=0", f"results={tmp_path}"]
-    words += ["epochs=0.2"]
-    assert script.main([*words, "rows=full-np,dpsgd", "plan=true"]) == 0
-    assert "6 runs: 0 done, 6 to do" in capsys.readouterr().out
-    assert script.main([*words, "rows=dpsgd", "columns=sst2-eps8"]) == 0
-    assert "[1/1] DP-SGD, sentiment (for SST-2), ε = 8, seed 0: " in capsys.readouterr().out
+    words = ["figure1", "paper=gep", f"results={tmp_path}"]
+    assert script.main([*words, "rows=noise", "plan=true"]) == 0
+    assert "3 runs: 0 done, 3 to do" in capsys.readouterr().out
+    assert script.main([*words, "rows=noise", "columns=resnet8"]) == 0
+    said = "[1/1] noise on the mean gradient, parameters = 75, seed 0: "
+    assert said in capsys.readouterr().out
     assert script.main([*words, "run=false"]) == 0
-    folder = tmp_path / "embedded" / "rgp"
-    written = [str(folder / f"figure4.{suffix}") for suffix in SUFFIXES]
+    folder = tmp_path / "embedded" / "gep"
+    written = [str(folder / f"figure1.{suffix}") for suffix in SUFFIXES]
     assert capsys.readouterr().out.splitlines()[-4:] == written
-    lines = list(csv.DictReader((folder / "figure4.csv").open()))
-    ours = [line for line in lines if line["panel"][:9] == "sentiment" and line["line"] == "dpsgd"]
+    lines = list(csv.DictReader((folder / "figure1.csv").open()))
+    ours = [line for line in lines if line["line"] == "noise"]
     assert [(line["x"], line["status"]) for line in ours] == [
-        *((x, "not run") for x in "1246"),
-        ("8", "done"),
+        ("75", "done"),
+        *((x, "not run") for x in ("172", "268")),
+        *((x, "not run here") for x in ("462", "849")),
     ]
-    assert 0 < float(ours[-1]["mean"]) < 100
+    assert 0 < float(ours[0]["mean"]) < 100

@@ -103,7 +103,7 @@ def test_texts_cost_by_their_tokens(tmp_path):
     assert per_text["qnli"] / per_text["sst2"] == pytest.approx(expected, rel=0.1)
 
 
-@pytest.mark.parametrize("method", ["rgp_public", "rgp_core"])
+@pytest.mark.parametrize("method", some_long(["rgp_public", "rgp_core"], ["rgp_core"]))
 def test_public_texts_cost_by_their_number(tmp_path, method):
     def fixed(num):
         words = ["task=sst2", "model=bert_tiny", "model.vocabulary=1000", f"method={method}"]
@@ -133,9 +133,10 @@ def test_gpu_hours_are_left_out_where_torch_counts_few_of_the_operations(tmp_pat
 def test_an_estimate_needs_no_run(tmp_path, sampling):
     words = [
         "method=rgp",
+        "model=cnn",
         "task=digits",
         "profile=embedded",
-        "epochs=5",
+        "epochs=3",
         f"results={tmp_path}",
         f"sampling={sampling}",
     ]
@@ -173,6 +174,7 @@ class SlowToAverage:
         return 0.5
 
 
+@pytest.mark.long
 def test_the_average_of_the_weights_is_part_of_a_step(tmp_path):
     words = ["method=dpsgd", "task=digits", "profile=embedded", "model=linear", "averaging=ema"]
     config = cli.compose([*words, "batch_size=300", "epochs=2"])

@@ -9,6 +9,7 @@ from dpexp.cli import all as suite
 from dpexp.cli import artifact as script
 from dpexp.reporting.collect.named import require_named
 from dpexp.types import ConfigError
+from tests.marks import long
 
 OWN = """
 title: "Mine"
@@ -62,7 +63,7 @@ def own(tmp_path):
             "metric of 'DP-SGD, digits, ε = 2' to be a number of its runs; got test_acuracy. "
             "Did you mean test_accuracy?",
         ),
-        (
+        long(
             [("metric: test_accuracy", "metric: [test_accuracy, test_accuracy_nm]")],
             "got test_accuracy_nm. Did you mean test_accuracy_mm?",
         ),
@@ -75,10 +76,10 @@ def own(tmp_path):
             [("labels: [DP-SGD]", "labels: [DP-SGD], metric: alignment_ratio")],
             "got alignment_ratio. Set the analysis, attack, audit or holdout that it is of",
         ),
-        ([("metric: test_accuracy", "metric: attack_success")], "got attack_success. Set the"),
-        ([("metric: test_accuracy", "metric: holdout_accuracy")], "got holdout_accuracy."),
+        long([("metric: test_accuracy", "metric: attack_success")], "got attack_success. Set the"),
+        long([("metric: test_accuracy", "metric: holdout_accuracy")], "got holdout_accuracy."),
         ([*CURVES, ("x: epoch", "x: epochs")], "x of 'DP-SGD, digits' to be a series"),
-        (
+        long(
             [*CURVES, ("test_accuracy\n", "train_los\n")],
             "to be a series of its runs; got train_los. Did you mean train_loss?",
         ),
@@ -99,11 +100,11 @@ def test_a_misspelt_metric_costs_no_run(edits, expected, own, tmp_path, capsys):
 @pytest.mark.parametrize(
     "edits",
     [
-        [("metric: test_accuracy", "metric: [test_accuracy, test_accuracy_mm]")],
-        [("metric: test_accuracy", "metric: wall_s")],
+        long([("metric: test_accuracy", "metric: [test_accuracy, test_accuracy_mm]")]),
+        long([("metric: test_accuracy", "metric: wall_s")]),
         [("model=linear]", "model=linear, analysis=alignment]"), ("test_acc", "alignment_acc")],
         [("model=linear]", "model=linear, attack=loss_threshold]"), ("test_accuracy", ATTACK)],
-        [("linear]", "linear, holdout=train, holdout.size=99]"), ("test_acc", "holdout_acc")],
+        long([("linear]", "linear, holdout=train, holdout.size=99]"), ("test_acc", "holdout_acc")]),
     ],
 )  # fmt: skip
 def test_a_number_that_a_run_may_have_is_let_pass(edits, own, capsys):

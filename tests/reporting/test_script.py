@@ -11,11 +11,13 @@ from dpexp.cli import artifact, picking, tune
 from dpexp.cli.arguments import changing
 from dpexp.reporting.schema import spec
 from dpexp.types import ConfigError
+from tests.lengths import few
+from tests.marks import long
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("words", [["epochs=3"], ["epochs=3", "results=./results"]])
+@pytest.mark.parametrize("words", [long(["epochs=3"]), ["epochs=3", "results=./results"]])
 def test_a_table_with_overrides_never_takes_the_place_of_the_one_without(
     words, tmp_path, monkeypatch, capsys
 ):
@@ -105,6 +107,7 @@ def test_a_profile_that_an_artifact_leaves_out_is_said_in_a_line(ask, capsys):
     assert said.err == ""
 
 
+@pytest.mark.long
 def test_a_short_plan_needs_no_data_and_is_the_paper_s_by_its_share_of_the_epochs(capsys):
     words = ["table1", "paper=gep", "rows=dpsgd", "columns=mnist-eps8", "seeds=0", "plan=true"]
     pflops = []
@@ -174,7 +177,7 @@ def test_runs_side_by_side_are_the_runs_of_one_process(tmp_path, capsys):
     assert weights[0] == weights[1] and len(weights[0]) == 2
 
 
-@pytest.mark.parametrize("program", ["table", "all"])
+@pytest.mark.parametrize("program", few(["table", "all"], ["all"]))
 def test_a_word_that_no_cell_reads_is_told_of_once(tmp_path, capsys, program):
     words = [f"results={tmp_path}", "run=false", "public=shapes", "batch_size=250"]
     if program == "all":
@@ -186,7 +189,7 @@ def test_a_word_that_no_cell_reads_is_told_of_once(tmp_path, capsys, program):
 
 
 def test_a_mistake_in_an_override_is_one_line_and_leaves_the_table_alone(tmp_path, capsys):
-    words = ["table3", f"results={tmp_path}", "rows=svhn-*"]
+    words = ["table3", f"results={tmp_path}", "rows=svhn-*", "columns=eps2", "seeds=0"]
     for mistake in ("batch_size=100000", "epohcs=3", "launcher=basci"):
         assert artifact.main([*words, mistake]) == 2
         assert capsys.readouterr().err.count("\n") == 1

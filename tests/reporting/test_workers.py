@@ -108,6 +108,7 @@ def test_missing_data_are_met_once_and_the_rest_of_their_runs_need_no_process(tm
     assert all(collect.outcome(one, tmp_path).status == "no data" for one in jobs)
 
 
+@pytest.mark.long
 def test_a_mistake_in_the_users_words_ends_it_all(tmp_path):
     jobs = [job("mistaken", 0, tmp_path), *(job("fine", seed, tmp_path) for seed in range(1, 4))]
     with pytest.raises(ConfigError, match="epochs > 0"):
@@ -179,6 +180,7 @@ build.run_missing(jobs, execute, Path(sys.argv[1]))
 """
 
 
+@pytest.mark.long
 def test_two_builds_of_one_table_share_its_runs(tmp_path, programs):
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     builds = [programs.start(["-c", SHARE, str(tmp_path), name], **pipes) for name in "AB"]
@@ -214,9 +216,9 @@ def left_behind():
             warnings.filters[0] == first, os.getcwd(), dict(os.environ)]
 
 first = warnings.filters[0]
-results = Path(sys.argv[1])
 ends, states = [], []
-for words in json.loads(sys.argv[2]):
+for number, words in enumerate(json.loads(sys.argv[2])):
+    results = Path(sys.argv[1], str(number))
     config = compose([*words.split(), f"results={results}"])
     ends.append([str(records.locate(results, config)),
                  build.attempt(config, records.run_id(config), execute, results)])
@@ -236,15 +238,13 @@ TIMES = ("seconds", "wall_s", "examples_per_s", "peak_memory_mb", "time")
 
 def test_a_run_after_others_in_one_process_is_the_run_of_a_process_of_its_own(tmp_path, programs):
     """Runs of a table share warm processes: what one leaves behind must not reach the next."""
+    words = ["-c", IN_ONE_PROCESS, str(tmp_path), json.dumps([RUN, *BEFORE, RUN])]
+    done = programs.run(words)
+    assert done.returncode == 0, done.stderr
+    ends = json.loads(done.stdout.splitlines()[-1])
+    assert [bool(reason) for _, reason in ends] == [False, False, True, False, False]
     found = []
-    for name, runs in (("alone", [RUN]), ("last", [*BEFORE, RUN])):
-        words = ["-c", IN_ONE_PROCESS, str(tmp_path / name), json.dumps(runs)]
-        done = programs.run(words)
-        assert done.returncode == 0, done.stderr
-        ends = json.loads(done.stdout.splitlines()[-1])
-        assert [bool(reason) for _, reason in ends[:-1]] == [False, True, False][: len(runs) - 1]
-        directory, reason = ends[-1]
-        assert not reason
+    for directory in (ends[0][0], ends[-1][0]):  # of the first nothing was before
         record = records.read(Path(directory))
         lines = [{k: v for k, v in line.items() if k not in TIMES} for line in record.metrics]
         with np.load(Path(directory, "predictions.npz")) as predictions:
