@@ -12,6 +12,7 @@ import yaml
 from dpexp import cli
 from dpexp.cli import idle, validate
 from dpexp.cli.errors import GROUPS, HELP
+from tests.lengths import few
 from tests.marks import long
 from tests.test_cli import (
     BRIEF,
@@ -116,13 +117,13 @@ def test_cfg_job_prints_the_whole_config_and_runs_nothing(shell, tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def test_a_sweep_runs_methods_and_tasks(shell, tmp_path):
-    words = ["method=linear,nonprivate", "task=digits,shapes", "profile=embedded", "epochs=0.1"]
-    words += ["model=linear"]
-    done = shell("-m", *words)
+@pytest.mark.parametrize("tasks", few(["digits", "digits,shapes"], ["digits"]))
+def test_a_sweep_runs_methods_and_tasks(shell, tmp_path, tasks):
+    words = ["method=linear,nonprivate", f"task={tasks}", "profile=embedded", "epochs=0.1"]
+    done = shell("-m", *words, "model=linear")
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stdout.splitlines() if line.startswith("results/")]
-    assert len(set(lines)) == 4
+    assert len(set(lines)) == 2 * len(tasks.split(","))
     assert all((tmp_path / line / "result.json").exists() for line in lines)
     assert sorted(os.listdir(tmp_path)) == ["multirun", "results"]
 

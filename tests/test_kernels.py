@@ -493,7 +493,7 @@ def test_without_a_compiler_torch_does_it_and_says_so(recompiled, caplog):
     [
         ("false", "returned non-zero exit status 1"),
         ("cc -mno-avx", "x86 processor with AVX"),
-        ("cc -fvisibility=hidden", "undefined symbol"),
+        ("sh -c 'exec cc -fvisibility=hidden \"$@\" -O0' cc", "undefined symbol"),
         ("'unbalanced", "No closing quotation"),
     ],
 )
