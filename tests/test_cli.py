@@ -44,13 +44,13 @@ def the_error(done):
         long(["method=rgp", "task=digits", "profile=embeded"], "Did you mean embedded?"),
         long(["method=rgp", *DIGITS, "model=resnet"], "Did you mean resnet20?"),
         (["method=rgp", *DIGITS, "epocs=3"], "Did you mean epochs?"),
-        (["method=rgp", *DIGITS, "method.rnk=3"], "Did you mean rank?"),
-        (["method=rgp", *DIGITS, "recipe=minilm/rpg"], "Did you mean minilm/rgp?"),
+        long(["method=rgp", *DIGITS, "method.rnk=3"], "Did you mean rank?"),
+        long(["method=rgp", *DIGITS, "recipe=minilm/rpg"], "Did you mean minilm/rgp?"),
         long(["method=rgp", *DIGITS, "scale@_global_=quik/gep"], "Did you mean quick/gep?"),
-        (["method=rgp", *DIGITS, "tuned=nope"], "Add +tuned=, one of embedded/dpexp/table4"),
+        long(["method=rgp", *DIGITS, "tuned=nope"], "Add +tuned=, one of embedded/dpexp/table4"),
         long(["method=rgp", *DIGITS, "+hydra/launcher=jobli"], "Did you mean joblib?"),
         long(["method=rgp", *DIGITS, "optimizer.rl=3"], "Did you mean lr?"),
-        (["-m", "method=rgp,rpg", *DIGITS], "Did you mean rgp?"),
+        long(["-m", "method=rgp,rpg", *DIGITS], "Did you mean rgp?"),
         long(["task=digits", "-m", "method=rgp,rpg"], "Did you mean rgp?"),
         (
             ["-m", "method=rgp", *DIGITS, "denoise=null,disk"],
@@ -60,26 +60,26 @@ def the_error(done):
         (["method=rgp", *DIGITS, "eps=1,2"], "For a sweep add -m"),
         (["method=rgp", *DIGITS, "attack=Null"], "got attack=Null. Name one, or leave it out"),
         long(["method=3", *DIGITS], "got method=3. Name one."),
-        (["method=RGP", *DIGITS], "Did you mean rgp?"),
-        (["method=rgp", *DIGITS, "rank=4"], "Did you mean method.rank?"),
+        long(["method=RGP", *DIGITS], "Did you mean rgp?"),
+        long(["method=rgp", *DIGITS, "rank=4"], "Did you mean method.rank?"),
         long(["metod=rgp", *DIGITS], "Did you mean method?"),
         long(["method=rgp", *DIGITS, "prompt=film_reviews"], "Did you mean prompts?"),
-        (["method=rgp", *DIGITS, "delta=1e-5"], "Did you mean privacy.delta or task.delta?"),
-        (
+        long(["method=rgp", *DIGITS, "delta=1e-5"], "Did you mean privacy.delta or task.delta?"),
+        long(
             ["method=rgp", *DIGITS, "audit.m=9"],
             "No audit is chosen, so it has no settings. Add aud",
         ),
-        (["method=rgp", *DIGITS, "clipping.quantile=0.5"], "settings. Add clipping=adaptive."),
+        long(["method=rgp", *DIGITS, "clipping.quantile=0.5"], "settings. Add clipping=adaptive."),
         long(["method=rgp", *DIGITS, "clipping.nothing=0.5"], "clipping=adaptive or clipping=norm"),
         long(["method=rgp", *DIGITS, "+privacy.clipnorm=1"], "Did you mean clip_norm?"),
-        (["method=rgp", *DIGITS, "eps:3"], "override 'eps:3'. Expected KEY=VALUE."),
+        long(["method=rgp", *DIGITS, "eps:3"], "override 'eps:3'. Expected KEY=VALUE."),
         (["~method", *DIGITS], "Expected method, task, model and profile to be chosen"),
-        (["method=rgp", *DIGITS, "~privacy.delta"], "Expected privacy.delta to have a value"),
+        long(["method=rgp", *DIGITS, "~privacy.delta"], "Expected privacy.delta to have a value"),
         long(["method=rgp", *DIGITS, "~eval_every"], "Expected eval_every to have a value"),
         (["method=rgp", *DIGITS, "data_root=/nope"], "data_root=/nope (no such folder). Set"),
-        (["method=rgp", *DIGITS, "optimizer.lr=null"], "optimizer.lr to be a number; got null"),
+        long(["method=rgp", *DIGITS, "optimizer.lr=null"], "optimizer.lr to be a number; got null"),
         (["method=rgp", *DIGITS, "+loop=os"], "loop to be a module with train; got"),
-        (["method=rgp", *DIGITS, "optimizer._target_=os.system"], "Hydra refuses it"),
+        long(["method=rgp", *DIGITS, "optimizer._target_=os.system"], "Hydra refuses it"),
         long(["method=rgp", *DIGITS, "schedule._target_=os.system"], "Hydra refuses it"),
         (
             ["--method", "rgp", *DIGITS],
@@ -96,7 +96,6 @@ def test_a_misspelt_word_is_answered_with_the_nearest_valid_one(shell, words, sa
 
 
 def test_what_was_not_chosen_is_asked_for_with_the_choices(shell):
-    assert "Set task, one of cifar10" in the_error(shell("method=rgp"))
     assert "Set method, one of bgep" in the_error(shell("task=digits"))
     for method in ("rgp", "gep"):  # the second's public data depend on the task
         assert "Set task, one of cifar10" in the_error(shell(f"method={method}"))
@@ -269,7 +268,7 @@ def test_a_value_that_cannot_be_meant_is_refused_before_training(tmp_path, words
     assert not any(tmp_path.rglob("metrics.jsonl"))
 
 
-@pytest.mark.parametrize("word", ["task.mean={a:1}", "+task.mean={a:1}"])
+@pytest.mark.parametrize("word", ["task.mean={a:1}", long("+task.mean={a:1}")])
 def test_keys_are_no_list(shell, word):
     done = shell("method=dpsgd", "task=digits", "eps=8", word)
     assert done.returncode == 2 and "Traceback" not in done.stderr
@@ -277,7 +276,7 @@ def test_keys_are_no_list(shell, word):
     assert done.stderr.splitlines()[-1] == f"{said} {{a:1}}. Set task.mean."
 
 
-@pytest.mark.parametrize("word", ["task.mean.7=1", "task.mean.a=1", "~task.mean.a"])
+@pytest.mark.parametrize("word", ["task.mean.7=1", *map(long, ["task.mean.a=1", "~task.mean.a"])])
 def test_a_place_that_a_list_has_not_is_said(shell, word):
     done = shell("method=dpsgd", "task=digits", "eps=8", word)
     assert done.returncode == 2 and "Traceback" not in done.stderr
@@ -337,6 +336,7 @@ def test_more_teachers_than_examples_are_refused(tmp_path):
         cli.execute(cli.compose(words))
 
 
+@pytest.mark.long
 def test_a_delta_too_large_is_warned_of_in_one_line(shell):
     done = shell("method=linear", *BRIEF, "noise=true", "clip=true", "eps=8", "task.delta=0.01")
     assert done.returncode == 0, done.stderr
@@ -346,7 +346,9 @@ def test_a_delta_too_large_is_warned_of_in_one_line(shell):
     assert "(delta is not below 1/N: such a guarantee" in announced  # as the certificate says
 
 
-@pytest.mark.parametrize("environment", [{}, {"HF_HUB_OFFLINE": "1"}], ids=["down", "offline"])
+@pytest.mark.parametrize(
+    "environment", [{}, long({"HF_HUB_OFFLINE": "1"})], ids=["down", "offline"]
+)
 def test_missing_data_is_said_within_ten_seconds(shell, tmp_path, environment):
     (tmp_path / "empty").mkdir()
     began = time.monotonic()

@@ -12,6 +12,7 @@ import yaml
 from dpexp import cli
 from dpexp.cli import idle, validate
 from dpexp.cli.errors import GROUPS, HELP
+from tests.marks import few, long
 from tests.test_cli import (
     BRIEF,
     DIGITS,
@@ -42,7 +43,7 @@ def test_the_last_line_is_the_runs_directory(shell, tmp_path):
     assert "\ndone before: test_accuracy no number" in again.stderr
 
 
-@pytest.mark.parametrize("rank", [{}, {"RANK": "first"}])
+@pytest.mark.parametrize("rank", [{}, long({"RANK": "first"})])
 def test_a_process_that_torchrun_did_not_start_is_not_taken_for_a_rank(shell, rank):
     line = the_error(shell("method=rgp", *BRIEF, WORLD_SIZE="2", **rank))
     assert "Expected RANK to be a number, as torchrun sets it" in line
@@ -115,12 +116,13 @@ def test_cfg_job_prints_the_whole_config_and_runs_nothing(shell, tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def test_a_sweep_runs_methods_and_tasks(shell, tmp_path):
-    words = ["method=linear,nonprivate", "task=digits,shapes", "profile=embedded", "epochs=0.1"]
-    done = shell("-m", *words)
+@pytest.mark.parametrize("tasks", few(["digits", "digits,shapes"], ["digits"]))
+def test_a_sweep_runs_methods_and_tasks(shell, tmp_path, tasks):
+    words = ["method=linear,nonprivate", f"task={tasks}", "profile=embedded", "epochs=0.1"]
+    done = shell("-m", *words, "model=linear")
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stdout.splitlines() if line.startswith("results/")]
-    assert len(set(lines)) == 4
+    assert len(set(lines)) == 2 * len(tasks.split(","))
     assert all((tmp_path / line / "result.json").exists() for line in lines)
     assert sorted(os.listdir(tmp_path)) == ["multirun", "results"]
 
@@ -129,10 +131,10 @@ def test_a_sweep_runs_methods_and_tasks(shell, tmp_path):
     ("line", "offered"),
     [
         ("method=", " ".join(f"method={name}" for name in METHODS)),
-        ("method=rgp task=dig", "task=digits"),
+        long("method=rgp task=dig", "task=digits"),
         ("method=rgp task=digits batch", "batch_size="),
-        ("method=rgp task=digits optimizer.l", "optimizer.lr="),
-        ("ep", "epochs= eps="),
+        long("method=rgp task=digits optimizer.l", "optimizer.lr="),
+        long("ep", "epochs= eps="),
     ],
 )
 def test_the_shell_can_complete(shell, line, offered):

@@ -255,7 +255,9 @@ def test_what_is_not_finite_adds_nothing_and_what_is_huge_stays_bounded(rule, ba
     ],
 )
 def test_every_method_takes_it_and_its_record_holds(method, rule, tmp_path):
-    task = "shapes model=cnn method.m=20 method.k=8" if method == "gep" else "digits"
+    task = "digits"
+    if method == "gep":
+        task = "shapes model=cnn method.m=20 method.k=8 task.dataset_size=400 batch_size=100"
     words = f"method={method} task={task} profile=embedded eps=8 epochs=0.25 device=cpu"
     run = dpexp.run(f"{words} clipping={rule} results={tmp_path}")
     assert verify(run.directory)[0] == 0

@@ -18,7 +18,7 @@ from dpexp.reporting.schema import spec
 from dpexp.reporting.schema.kinds import OneEach
 from tests import pinned_configs
 from tests.contract.cases import OWN
-from tests.marks import some_long
+from tests.marks import few, some_long
 
 PINNED = set(pinned_configs.PINNED.read_text(encoding="utf-8").splitlines())
 
@@ -46,6 +46,17 @@ ATTACKS, AUDITS, PROMPTS, WARM_STARTS, ANALYSES, OPTIMIZERS, SCHEDULES = (
 )
 FEATURES = sorted(path.stem for path in (cli.CONF / "features").glob("*.yaml"))
 ARTIFACTS = sorted((cli.CONF / "artifact").glob("*/*.yaml"))
+SOME = [
+    cli.CONF / "artifact" / f"{name}.yaml"
+    for name in (
+        *("compressive/figure1", "dpexp/figure1", "dpexp/table1", "dpexp/table3"),
+        *("gep/figure2", "gep/figure4", "gep/figure5", "gep/table4", "gep/table5"),
+        *("lsg/figure1", "lsg/figure5", "lsg/table1"),
+        *("rgp/figure3", "rgp/figure6", "rgp/table3", "rgp/table4"),
+    )
+]
+"""Artifacts of every paper and every kind, of which few have many cells."""
+IS_LONG = [False, pytest.param(True, marks=pytest.mark.long)]
 RUNTIME = {"in_channels", "image_size", "input_shape", "num_classes", "params", "task", "device"}
 RUNTIME |= {"max_length", "model"}
 """What run.py adds: it is known once the task and the model are there."""
@@ -87,8 +98,10 @@ def linked_runs(profile, path):
     return [(name, yaml.load(config, OneEach)["seed"]) for name, config in configs.items()]
 
 
-@pytest.mark.parametrize("is_long", [False, pytest.param(True, marks=pytest.mark.long)])
-@pytest.mark.parametrize("path", ARTIFACTS, ids=lambda path: f"{path.parent.name}-{path.stem}")
+@pytest.mark.parametrize("is_long", IS_LONG)
+@pytest.mark.parametrize(
+    "path", few(ARTIFACTS, SOME), ids=lambda path: f"{path.parent.name}-{path.stem}"
+)
 def test_every_cell_is_the_run_that_it_was(path, is_long):
     """In the profile that the next test composes, too; at length in all."""
     profiles = PROFILES if is_long else [KEPT[ARTIFACTS.index(path) % len(KEPT)]]
@@ -97,17 +110,20 @@ def test_every_cell_is_the_run_that_it_was(path, is_long):
     assert set(pinned_configs.of_artifact(CONFIGS.compose, path, profiles)) == was
 
 
+@pytest.mark.parametrize("is_long", IS_LONG)
 @pytest.mark.parametrize("method", METHODS)
-def test_every_choice_of_method_and_task_is_the_run_that_it_was(method):
-    """Every other task in one profile, in turn; `make pin-configs` looks at all."""
-    turn = METHODS.index(method)
-    for index, task in list(enumerate(TASKS))[turn % 2 :: 2]:
-        profile = PROFILES[(index + turn) // 2 % len(PROFILES)]
+def test_every_choice_of_method_and_task_is_the_run_that_it_was(method, is_long):
+    """A fifth of the tasks in one profile, in turn; half at length. `make pin-configs` has all."""
+    turn, step = METHODS.index(method), 2 if is_long else 5
+    for index, task in list(enumerate(TASKS))[turn % step :: step]:
+        profile = PROFILES[(index + turn) // step % len(PROFILES)]
         assert pinned_configs.of_choice(CONFIGS.compose, method, task, profile) in PINNED
 
 
-@pytest.mark.parametrize("is_long", [False, pytest.param(True, marks=pytest.mark.long)])
-@pytest.mark.parametrize("path", ARTIFACTS, ids=lambda path: f"{path.parent.name}-{path.stem}")
+@pytest.mark.parametrize("is_long", IS_LONG)
+@pytest.mark.parametrize(
+    "path", few(ARTIFACTS, SOME), ids=lambda path: f"{path.parent.name}-{path.stem}"
+)
 def test_every_cell_composes_to_a_run_of_its_own_and_seeds_differ_in_the_seed_alone(path, is_long):
     """In one of the profiles whose runs are kept, in turn; at length in all."""
     table = spec.load(cli.CONF, path.parent.name, path.stem)
@@ -142,10 +158,12 @@ def test_every_task_has_a_default_model_and_recipe_in_every_profile(profile):
         assert CONFIGS.compose(["method=rgp", *named]) == config
 
 
+@pytest.mark.parametrize("is_long", IS_LONG)
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_composes_with_models(method):
-    """With a third of them, in turn: a method's settings do not depend on a model by name."""
-    for model in MODELS[METHODS.index(method) % 3 :: 3]:
+def test_every_method_composes_with_models(method, is_long):
+    """With an eighth of them, in turn: a method's settings do not depend on a model by name."""
+    step = 3 if is_long else 8
+    for model in MODELS[METHODS.index(method) % step :: step]:
         config = CONFIGS.compose([f"method={method}", "task=cifar10", f"model={model}"])
         assert (config["method"]["name"], config["model"]["name"]) == (method, model)
         if "loop" not in config:  # a loop of its own has no head to leave out
@@ -157,10 +175,11 @@ def test_every_method_composes_with_models(method):
         check_settings("method", config["method"])
 
 
-@pytest.mark.parametrize("method", ["gep", "compressive", "lsg"])
-def test_a_task_composes_with_methods_that_choose_by_it(method):
+@pytest.mark.parametrize("is_long", IS_LONG)
+@pytest.mark.parametrize(("turn", "method"), [*enumerate(["gep", "compressive", "lsg"])])
+def test_a_task_composes_with_methods_that_choose_by_it(turn, method, is_long):
     """One takes the task's public examples, one another model; one has a recipe for texts."""
-    for task in TASKS:
+    for task in TASKS if is_long else TASKS[turn::3]:
         assert CONFIGS.compose([f"method={method}", f"task={task}"])["task"]["name"] == task
 
 
@@ -277,7 +296,11 @@ def test_rgp_on_wrn28_10_is_the_released_code_s_and_on_wrn28_4_the_paper_s():
 SHORT = [path for path in ARTIFACTS if "\n  short:" in path.read_text(encoding="utf-8")]
 
 
-@pytest.mark.parametrize("path", SHORT, ids=lambda path: f"{path.parent.name}-{path.stem}")
+@pytest.mark.parametrize(
+    "path",
+    few(SHORT, [path for path in SOME if path in SHORT]),
+    ids=lambda path: f"{path.parent.name}-{path.stem}",
+)
 def test_the_short_profile_is_the_published_setting_but_for_epochs_and_warm_up(path):
     table = spec.load(cli.CONF, path.parent.name, path.stem)
     long, short = (

@@ -125,6 +125,7 @@ def test_bands_without_correlated_noise_are_refused(tmp_path):
         execute(tmp_path, *SHORT, "noise.bands=3")
 
 
+@pytest.mark.long
 def test_a_sweep_over_bands_has_fresh_noise_among_them(tmp_path, programs):
     swept = ["run.py", "-m", *SHORT, "noise=correlated", "noise.bands=1,3", f"results={tmp_path}"]
     done = programs.run(swept)
@@ -136,6 +137,7 @@ def test_a_sweep_over_bands_has_fresh_noise_among_them(tmp_path, programs):
 # Audits
 
 
+@pytest.mark.long
 def test_canaries_bound_epsilon_from_below(tmp_path):
     run = dpexp.run(" ".join([*BANDED, "audit=one_run", "audit.m=200", f"results={tmp_path}"]))
     assert verify(run.directory)[0] == 0

@@ -16,8 +16,8 @@ from dpexp.training.observation import Analysis
 from dpexp.training.states import copied, mapped, marks
 from dpexp.training.train import train
 from dpexp.types import ConfigError
-from tests.contract.cases import METHODS, in_short
-from tests.marks import long
+from tests.contract.cases import FOLDERS, METHODS
+from tests.marks import few, long
 from tests.runs import (
     ALONE,
     SHORT,
@@ -30,6 +30,9 @@ from tests.steps import Setting, composed
 
 AT = 5  # the step, from 1, in which it happens; an evaluation falls on the next
 QUIET = "checkpoint.seconds=null"
+SOME = ["dpsgd", "sparse_dpsgd", "dp_powersgd", "dp_grape", "dp_zo", "rgp", "rgp_random"]
+SOME += ["lsg", "gep", "compressive"]
+"""Methods whose states differ."""
 
 
 class Failing:
@@ -256,7 +259,7 @@ def test_an_attack_that_fails_does_not_cost_the_training(spoils, unbroken, tmp_p
     assert_same_run(of(directory), unbroken)
 
 
-@pytest.mark.parametrize("method", in_short(METHODS))
+@pytest.mark.parametrize("method", METHODS if FOLDERS else few(METHODS, SOME))
 def test_a_step_writes_neither_into_the_state_before_it_nor_into_weights(method):
     """Or what is held of the step before would not be what it was."""
     setting = Setting(composed(method))

@@ -13,7 +13,7 @@ from dpexp.cli import artifact, check_method, folders, from_python, verify
 from dpexp.privacy.calibration import require_releases
 from dpexp.types import ConfigError, Release
 from tests.contract import cases
-from tests.marks import long
+from tests.marks import few, long
 from tests.runs import with_words
 
 ROOT = cli.CONF.parent
@@ -51,7 +51,7 @@ def test_the_pages_check_finds_a_method_of_the_template_sound(name, capsys, monk
     assert check_method.main([*words, *SMALL, *CHECK]) == 0, capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["layer_wise", "peeking", long("steered")])
+@pytest.mark.parametrize("name", few(["layer_wise", "peeking", "steered"], ["peeking"]))
 def test_a_refused_method_is_refused_in_the_pages_words(name, capsys):
     conf = EXAMPLES / "refused" / "conf"
     assert check_method.main([f"--config-dir={conf}", f"method={name}", *SMALL]) == 1

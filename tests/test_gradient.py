@@ -55,7 +55,7 @@ def test_a_module_that_stands_in_two_places_has_its_own_weight_again_after_a_ste
 # Micro-batches
 
 
-@pytest.mark.parametrize("method", some_long(PAPERS, ["rgp", "lsg", "sparse_dpsgd"]))
+@pytest.mark.parametrize("method", some_long(PAPERS, ["rgp", "lsg"]))
 def test_steps_on_end_do_not_depend_on_the_micro_batch_size(method):
     config = composed(method)
     if method == "rgp":
@@ -243,6 +243,7 @@ MASKED = [(method, "method.mask=random") for method in ("lsg", "sparse_dpsgd")]
 
 EVERY = [*((method,) for method in METHODS), *MASKED]
 SHORT = [words for words in EVERY if words[0] not in KIN][::2]
+SHORT = [words for words in SHORT if words[0] not in ("bgep", "rgp_core")]
 
 
 @pytest.mark.parametrize("words", some_long(EVERY, SHORT), ids=" ".join)

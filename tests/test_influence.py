@@ -1,5 +1,6 @@
 """What one example may move: the clipped sums by the clip norm, and nothing where it is broken."""
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -8,9 +9,7 @@ from dpexp.methods.dpsgd import DPSGD
 from dpexp.methods.powersgd import PowerSGD
 from tests.steps import RandomNet, flat, rgp, sums_of
 
-
-@settings(max_examples=100, deadline=None)
-@given(
+DRAWN = given(
     seed=st.integers(0, 2**31),
     groups=st.integers(1, 3),
     sizes=st.tuples(st.integers(1, 9), st.integers(2, 5), st.integers(1, 4)),
@@ -19,9 +18,22 @@ from tests.steps import RandomNet, flat, rgp, sums_of
     log_clip=st.floats(-3, 3),
     which=st.sampled_from(["dpsgd", "rgp", "left", "random", "no residual", "powersgd"]),
 )
-def test_adding_one_example_moves_the_sums_by_at_most_the_clip_norm(
-    seed, groups, sizes, log_scale, log_weights, log_clip, which
-):
+
+
+@settings(max_examples=40, deadline=None)
+@DRAWN
+def test_adding_one_example_moves_the_sums_by_at_most_the_clip_norm(**drawn):
+    assert_bounded(**drawn)
+
+
+@pytest.mark.long
+@settings(max_examples=200, deadline=None)
+@DRAWN
+def test_so_it_does_at_length(**drawn):
+    assert_bounded(**drawn)
+
+
+def assert_bounded(seed, groups, sizes, log_scale, log_weights, log_clip, which):
     hidden, classes, rank = sizes
     torch.manual_seed(seed)
     model = RandomNet(2 * groups, groups, hidden, classes)

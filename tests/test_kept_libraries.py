@@ -6,6 +6,7 @@ import transformers
 
 import dpexp
 from dpexp.types import ConfigError
+from tests.marks import few
 from tests.runs import one_thread  # noqa: F401 (a fixture)
 
 TEXTS, TOKENS = 40, 9
@@ -39,7 +40,7 @@ def trained(results, model, train, test, **settings):
     return dpexp.train(model, train, test, results=results, settings=settings, **SAID)
 
 
-@pytest.mark.parametrize("kind", ["bert", "roberta"])
+@pytest.mark.parametrize("kind", few(["bert", "roberta"], ["bert"]))
 def test_a_model_of_transformers_takes_what_its_tokenizer_returns(kind, tmp_path):
     model, parts = classifier(kind), (TRAIN, TEST)
     if kind == "roberta":  # which knows no second text
@@ -100,7 +101,7 @@ def test_tokens_and_models_that_do_not_fit_each_other_are_one_line(tmp_path):
         trained(tmp_path, classifier(), (TRAIN, LABELS[:5]), (TEST, LABELS))
 
 
-@pytest.mark.parametrize("name", ["test_efficientnet", "test_resnet"])
+@pytest.mark.parametrize("name", few(["test_efficientnet", "test_resnet"], ["test_efficientnet"]))
 def test_timm_loads_a_model_whose_statistics_are_constants(name, tmp_path):
     """test_resnet has torch's BatchNorm, the other timm's own, which goes on with an activation."""
     timm = pytest.importorskip("timm", reason="timm is an extra")
@@ -123,7 +124,7 @@ def test_timm_loads_a_model_whose_statistics_are_constants(name, tmp_path):
     assert "timm loads this folder too" in (run.directory / "README.md").read_text()
 
 
-@pytest.mark.parametrize("fix", ["freeze", "true"])
+@pytest.mark.parametrize("fix", few(["freeze", "true"], ["freeze"]))
 def test_a_run_of_model_timm_is_loaded_by_timm_or_says_why_not(fix, tmp_path):
     timm = pytest.importorskip("timm", reason="timm is an extra")
     run = dpexp.run(

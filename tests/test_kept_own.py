@@ -15,6 +15,7 @@ import dpexp
 from dpexp.cli import predict
 from dpexp.cli.parts import build_task
 from dpexp.types import ConfigError
+from tests.marks import few, long
 from tests.own_data import save_csv, save_folders, save_lines, save_parquet
 from tests.runs import one_thread  # noqa: F401 (a fixture)
 from tests.texts import save_distilbert, save_model, sentences
@@ -71,7 +72,7 @@ def hub(tmp_path):
     return tmp_path / "models"
 
 
-@pytest.mark.parametrize("columns", [1, 2])
+@pytest.mark.parametrize("columns", few([1, 2], [2]))
 def test_texts_of_tables(columns, hub, tmp_path, capsys):
     labels = [["bad", "good"][i % 2] for i in range(90)]
     texts = [sentences(90, seed) for seed in range(columns)]
@@ -112,7 +113,7 @@ def houses(tmp_path):
     return rows, save_csv(tmp_path / "h.csv", [["rooms", "heating", "price", "sold"], *rows])
 
 
-@pytest.mark.parametrize("target", ["price", "sold"])
+@pytest.mark.parametrize("target", few(["price", "sold"], ["price"]))
 def test_rows_of_a_table(target, tmp_path, capsys):
     rows, path = houses(tmp_path)
     said = "task.target_range=[0,1000]" if target == "price" else "task.classes=[no,yes]"
@@ -171,11 +172,13 @@ def test_a_classifier_of_transformers_is_loaded_by_transformers_too(hub, tmp_pat
 @pytest.mark.parametrize(
     "words",
     [
-        pytest.param(
-            "model=torchvision name=resnet18 model.pretrained=false model.fix=true model.resize=32",
-            marks=pytest.mark.long,
+        long(
+            "model=torchvision name=resnet18 model.pretrained=false model.fix=true model.resize=32"
         ),
-        "model=timm name=test_efficientnet model.pretrained=false model.fix=true model.resize=32",
+        long(
+            "model=timm name=test_efficientnet model.pretrained=false "
+            "model.fix=true model.resize=32"
+        ),
         "model=python target=tests.test_kept_own.Mine model.args.width=5",
     ],
 )

@@ -493,7 +493,7 @@ def test_without_a_compiler_torch_does_it_and_says_so(recompiled, caplog):
     [
         ("false", "returned non-zero exit status 1"),
         ("cc -mno-avx", "x86 processor with AVX"),
-        ("cc -fvisibility=hidden", "undefined symbol"),
+        ("sh -c 'exec cc -fvisibility=hidden \"$@\" -O0' cc", "undefined symbol"),
         ("'unbalanced", "No closing quotation"),
     ],
 )
@@ -540,10 +540,10 @@ def test_a_compiler_without_openmp_is_none(recompiled, tmp_path, caplog):
 
 @pytest.fixture
 def counted(tmp_path, monkeypatch, recompiled):
-    """Compile by a compiler that counts, into a cache of its own."""
+    """Compile by a compiler that counts and does not optimise, into a cache of its own."""
     compiler, calls = tmp_path / "cc", tmp_path / "calls"
     compiler.write_text(
-        f'#!/bin/sh\ncase "$*" in *--version*) ;; *) echo >> {calls};; esac\nexec cc "$@"\n'
+        f'#!/bin/sh\ncase "$*" in *--version*) ;; *) echo >> {calls};; esac\nexec cc "$@" -O0\n'
     )
     compiler.chmod(0o755)
     monkeypatch.setenv("DPEXP_CACHE", str(tmp_path / "cache"))

@@ -332,6 +332,7 @@ def test_mnlis_record_has_both_test_sets_and_their_mean(method, words, tmp_path)
     assert ("encoder.embeddings.word_embeddings.weight" in privacy["frozen"]) == (method != "dpsgd")
 
 
+@pytest.mark.long
 def test_a_large_model_runs_in_bfloat16_and_with_checkpointing_to_the_same_bits(words, tmp_path):
     more = ["method=rgp", "eps=8", "model.repo=tiny/roberta", "model.precision=bfloat16"]
     lines = []
@@ -349,6 +350,7 @@ def test_a_task_with_one_test_set_has_no_mean(words, tmp_path):
     assert "test_accuracy_mm" not in result and "test_accuracy_mean" not in result
 
 
+@pytest.mark.long
 def test_a_model_learns_which_words_are_good(words, tmp_path, hub):
     """Labels that follow one word: what the tape says of attention and embeddings is of use."""
     rows = save_glue(tmp_path, "sst2", {"train": 60, "validation": 30})

@@ -17,6 +17,7 @@ from dpexp.privacy import whole_batch
 from dpexp.training.gradient import PrivateGradient
 from dpexp.training.probing import check_model
 from dpexp.types import ConfigError
+from tests.marks import few
 from tests.runs import one_thread  # noqa: F401 (a fixture)
 
 CPU = torch.device("cpu")
@@ -159,7 +160,7 @@ def one_by_one(model, inputs, targets, clip_norm):
 
 
 @pytest.mark.parametrize("name", RIGHT)
-@pytest.mark.parametrize("clip_norm", [1e-3, 1e6])
+@pytest.mark.parametrize("clip_norm", few([1e-3, 1e6], [1e-3]))
 def test_every_example_has_the_gradient_that_it_has_alone(name, clip_norm):
     make, inputs = RIGHT[name]
     torch.manual_seed(1)

@@ -14,6 +14,7 @@ from dpexp.models.resnet import ResNet
 from dpexp.models.wrn import NormedShortcutWRN, WideResNet, group_norm
 from dpexp.models.wrn_standardized import StandardizedWRN
 from dpexp.types import ConfigError
+from tests.marks import few
 from tests.methods import literal
 from tests.methods.test_against_the_papers import CLIP_NORM, CLOSE, NUM, step
 
@@ -94,7 +95,7 @@ NETS = {
     ],
     ids=["dpsgd", "rgp", "rgp-left", "sparse"],
 )
-@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize("net", few(NETS, ["wrn", "resnet"]))
 def test_a_memory_format_changes_no_gradient_and_no_runs_name(net, method):
     words = ["method=rgp", "task=shapes", "profile=embedded"]
     config = cli.compose(words)

@@ -1,10 +1,15 @@
 """The notebooks in examples, and pages of Python, run from top to bottom in a user's own folder."""
 
+import ast
+import inspect
 import json
 import re
 from pathlib import Path
 
 import pytest
+
+import dpexp
+from tests.marks import few
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
@@ -24,7 +29,7 @@ def code_of(path):
     return "\n".join("".join(cell["source"]) for cell in cells(path))
 
 
-@pytest.mark.parametrize("path", [*NOTEBOOKS, *PAGES], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", few([*NOTEBOOKS, *PAGES], NOTEBOOKS), ids=lambda path: path.stem)
 def test_it_runs(path, tmp_path, programs):
     """As a program: what a cell ends with is printed where a notebook would show it."""
     program = tmp_path / "program.py"
@@ -33,6 +38,17 @@ def test_it_runs(path, tmp_path, programs):
     done = programs.run([program], cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout and [*tmp_path.rglob("model.safetensors")]
+
+
+@pytest.mark.parametrize("path", [*NOTEBOOKS, *PAGES], ids=lambda path: path.stem)
+def test_what_it_calls_of_dpexp_takes_what_it_is_given(path):
+    calls = [node for node in ast.walk(ast.parse(code_of(path))) if isinstance(node, ast.Call)]
+    ours = [each for each in calls if ast.unparse(each.func).startswith("dpexp.")]
+    assert ours
+    for each in ours:
+        function = getattr(dpexp, ast.unparse(each.func).removeprefix("dpexp."))
+        named = {word.arg: word.value for word in each.keywords if word.arg}
+        inspect.signature(function).bind(*each.args, **named)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

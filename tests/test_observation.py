@@ -15,7 +15,7 @@ from dpexp.privacy.verification.files import verify_files
 from dpexp.training.observation import Analysis
 from dpexp.training.train import train
 from dpexp.types import ConfigError
-from tests.marks import some_long
+from tests.marks import few, some_long
 from tests.runs import execute, of, one_thread  # noqa: F401 (a fixture)
 
 DEFAULT = ["profile=embedded", "device=cpu", "method=rgp"]
@@ -23,6 +23,10 @@ DIGITS = [*DEFAULT, "task=digits", "batch_size=360", "epochs=2", "eval_every=0.5
 DIGITS += ["method.warm_up_steps=4"]
 TEXTS = [*DEFAULT, "task=sentiment", "task.dataset_size=400", "batch_size=100", "epochs=1"]
 TEXTS += ["model.dropout=0.1"]
+BRIEFLY = ["epochs=1", "method.warm_up_steps=2"]
+SIMPLE = ["profile=embedded", "device=cpu", "method=dpsgd", "task=digits", "model=linear"]
+SIMPLE += ["batch_size=360", "epochs=2", "eval_every=0.5"]
+"""For what no method or model makes a difference to."""
 LOOKED_AT = {
     "digits": [*DIGITS, "analysis.residual.parameter=blocks.0.conv1.weight"],
     "sentiment": [
@@ -90,6 +94,7 @@ def test_without_an_analysis_configs_and_ids_are_as_ever():
 @pytest.mark.parametrize("task", some_long(LOOKED_AT, ["digits"]))
 def test_a_run_looked_at_ends_with_the_weights_of_one_that_is_not(tmp_path, task):
     *words, parameter = LOOKED_AT[task]
+    words += BRIEFLY
     named = parameter.partition("=")[2]
     all_words = [*words, *ALL, parameter, f"analysis.intensity.parameter={named}"]
     looked_at = trained(tmp_path, all_words)
@@ -102,14 +107,15 @@ def test_a_run_looked_at_ends_with_the_weights_of_one_that_is_not(tmp_path, task
 
 
 def test_a_careless_analysis_changes_nothing_either(tmp_path):
-    alone = trained(tmp_path / "alone", DIGITS)
-    disturbed = trained(tmp_path / "disturbed", DIGITS, {"careless": Careless()})
+    alone = trained(tmp_path / "alone", [*DIGITS, *BRIEFLY])
+    disturbed = trained(tmp_path / "disturbed", [*DIGITS, *BRIEFLY], {"careless": Careless()})
     assert disturbed[0][0] == alone[0][0]
     for name, weight in disturbed[1].items():
         assert torch.equal(alone[1][name], weight)
         assert alone[2][name] is None and disturbed[2][name] is None
 
 
+@pytest.mark.long
 def test_a_run_taken_up_again_has_seen_what_an_unbroken_one_has(tmp_path):
     words = [*LOOKED_AT["digits"], "analysis=[residual,stable_rank]"]
     unbroken = execute(tmp_path / "unbroken", *words)
@@ -138,8 +144,8 @@ def test_what_is_seen_is_stacked_or_kept_as_it_is(tmp_path):
         def numbers(self, traces):
             return {"sum": float(traces["count"].sum()), "last": float(traces["step"][-1])}
 
-    (_, result, _), *_ = trained(tmp_path, DIGITS, {"mine": Summed(give)})
-    found = arrays(records.locate(tmp_path, cli.compose(DIGITS)))
+    (_, result, _), *_ = trained(tmp_path, SIMPLE, {"mine": Summed(give)})
+    found = arrays(records.locate(tmp_path, cli.compose(SIMPLE)))
     assert found["step"].tolist() == [0, 2, 4, 6, 8]
     assert found["epoch"] == pytest.approx(found["step"] * 360 / 1437)
     assert found["mine/count"].tolist() == [1, 2, 3, 4, 5]
@@ -157,15 +163,15 @@ def test_what_is_seen_is_stacked_or_kept_as_it_is(tmp_path):
 )
 def test_what_cannot_be_lined_up_is_refused_at_once(tmp_path, give):
     with pytest.raises(ValueError, match="observations|changed its shape"):
-        trained(tmp_path, DIGITS, {"mine": Given(give)})
+        trained(tmp_path, SIMPLE, {"mine": Given(give)})
 
 
 def test_attacks_and_analyses_share_a_run(tmp_path):
-    directory = execute(tmp_path, *DIGITS, "attack=loss_threshold", "analysis=stable_rank")
+    directory = execute(tmp_path, *SIMPLE, "attack=loss_threshold", "analysis=stable_rank")
     _, result, privacy = of(directory)
     assert result["attack_success"] >= 0 and (directory / "scores.npz").exists()
     assert privacy["deviations"][0] == ANALYSED and len(privacy["deviations"]) == 2
-    config = cli.compose([*DIGITS, "attack=loss_threshold", "analysis=stable_rank"])
+    config = cli.compose([*SIMPLE, "attack=loss_threshold", "analysis=stable_rank"])
     assert not verify_files(config, result, privacy).findings
     hushed = {**privacy, "deviations": privacy["deviations"][1:]}
     assert "is missing" in " ".join(verify_files(config, result, hushed).findings)
@@ -219,7 +225,7 @@ def test_an_analysis_draws_the_same_examples_every_time_and_other_noise(tmp_path
             assert len(view.draw("batch", 10_000)) == 1437
             return {}
 
-    trained(tmp_path, DIGITS, {"drawing": Drawing()})
+    trained(tmp_path, SIMPLE, {"drawing": Drawing()})
     assert len(drawn) == 5 and all(some == drawn[0] for some in drawn)
     assert len({tuple(some) for some in noise}) == 5
 
@@ -238,7 +244,7 @@ LOOKS = {
 }
 
 
-@pytest.mark.parametrize("name", LOOKS)
+@pytest.mark.parametrize("name", few(LOOKS, ["stable_rank", "residual", "gradient_rank"]))
 def test_a_run_that_diverged_is_looked_at_and_says_how_often_it_was_not_finite(tmp_path, name):
     directory = execute(tmp_path, *DIVERGED, f"analysis={name}", *LOOKS[name])
     record, seen = records.read(directory), arrays(directory)
@@ -258,5 +264,5 @@ def test_an_analysis_that_cannot_decompose_is_one_line_with_its_cause(tmp_path):
         return {"value": torch.linalg.svdvals(torch.full((2, 2), torch.nan))[0]}
 
     with pytest.raises(ConfigError, match="analysis=own can decompose at step 0; linalg") as caught:
-        trained(tmp_path, DIGITS, {"own": Given(give)})
+        trained(tmp_path, SIMPLE, {"own": Given(give)})
     assert "\n" not in str(caught.value)

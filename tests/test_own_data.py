@@ -14,6 +14,7 @@ from dpexp.cli.own_data import delta_for, share_of
 from dpexp.privacy.certificate import CLASSES_READ, COUNTED, JUDGED_ON_TRAINING
 from dpexp.privacy.verification.files import verify_files
 from dpexp.types import ConfigError
+from tests.marks import few
 from tests.own_data import refusal, save_csv, save_folders
 from tests.runs import execute, with_words
 from tests.texts import save_model, sentences
@@ -71,7 +72,7 @@ def passes(directory):
     return verify.main([str(directory)]) == 0
 
 
-@pytest.mark.parametrize("example", EXAMPLES)
+@pytest.mark.parametrize("example", few(EXAMPLES, [EXAMPLES[0], *EXAMPLES[2:]]))
 def test_every_example_of_the_page_trains_is_looked_up_and_verifies(alone, example):
     words = [word.strip("'") for word in shlex.split(example)]
     line = f"docs/data.md: {example}"
@@ -171,7 +172,7 @@ def test_a_file_that_changes_between_two_calls_of_one_process_is_seen(alone, tmp
     "more",
     [
         ["attack=loss_threshold"],
-        ["audit=one_run"],
+        pytest.param(["audit=one_run"], marks=pytest.mark.long),
         ["method=pate", "method.teachers=4", "method.teacher_steps=2", "profile=embedded"],
         ["method=gep", "public=digits", "method.m=20", "method.k=10"],
         ["method=rgp", "model=wrn10_1", "method.rank=2"],

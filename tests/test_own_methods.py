@@ -12,6 +12,7 @@ from dpexp import cli
 from dpexp.cli import audit, audited, check_method, own_methods, verify
 from dpexp.privacy.stated import statement_of
 from tests.edited import content, mend, write
+from tests.marks import few
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -154,7 +155,7 @@ def forget(theirs):
     sys.modules.pop(theirs.module, None)
 
 
-@pytest.mark.parametrize("name", ["one", "two"])
+@pytest.mark.parametrize("name", few(["one", "two"], ["two"]))
 def test_a_file_and_a_yaml_are_a_method_that_trains_and_is_verified(
     theirs, tmp_path, programs, name
 ):
@@ -276,10 +277,15 @@ def test_what_is_no_method_that_states_something_states_nothing(target):
     assert [each.clip_norm for each in stated.releases(config, 1)] == [3.0]
 
 
-def test_audits_and_checks_find_it_by_themselves(theirs, tmp_path, capsys):
-    assert {*METHODS} <= {subject.name for subject in audited.subjects_of([theirs.word])}
-    seeds = [subject.seed for subject in audited.subjects_of([theirs.word])]
+def test_audits_find_it_by_themselves(theirs):
+    subjects = audited.subjects_of([theirs.word])
+    assert {*METHODS} <= {subject.name for subject in subjects}
+    seeds = [subject.seed for subject in subjects]
     assert len({*seeds}) == len(seeds)
+
+
+@pytest.mark.long
+def test_it_is_checked_and_audited(theirs, tmp_path, capsys):
     assert (
         check_method.main([theirs.word, "method=two", *audited.SMALL, "tries=2", "climbs=2"]) == 0
     )

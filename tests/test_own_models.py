@@ -9,6 +9,7 @@ from dpexp import cli, records
 from dpexp.cli import building
 from dpexp.privacy.verification.record import verify_record
 from dpexp.types import ConfigError
+from tests.marks import long
 from tests.runs import one_thread, own_model  # noqa: F401 (a fixture)
 
 CODE = '''
@@ -58,9 +59,9 @@ def folder(tmp_path_factory):
         ("dpsgd", ALL | MATRICES, []),
         ("dpsgd", ALL | MATRICES, ["model.dropout=0.1"]),
         ("rgp", MATRICES | {"head.weight"}, ["method.rank=2"]),
-        ("lsg", MATRICES | {"head.weight"}, ["method.rank=2"]),
+        long("lsg", MATRICES | {"head.weight"}, ["method.rank=2"]),
         ("gep", ALL | MATRICES, ["method.m=20", "method.k=8"]),
-        ("bitfit", {"block.norm1.weight", "head.bias"}, []),
+        long("bitfit", {"block.norm1.weight", "head.bias"}, []),
     ],
 )
 def test_it_trains_by_every_kind_of_method_and_the_certificate_holds(

@@ -21,7 +21,7 @@ from dpexp.privacy import build
 from dpexp.training.gradient import PrivateGradient
 from dpexp.training.train import train
 from dpexp.types import ConfigError
-from tests.lengths import few
+from tests.marks import few
 from tests.runs import execute, of, one_thread, with_words  # noqa: F401 (a fixture)
 from tests.test_conf import check_settings
 

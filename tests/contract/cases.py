@@ -7,8 +7,7 @@ import yaml
 from dpexp import cli
 from dpexp.cli.building import DOORS
 from dpexp.types import ConfigError, one_line, require_word
-from tests.lengths import few
-from tests.marks import some_long
+from tests.marks import few, some_long
 
 OWN = ("images", "table", "texts")  # doors for one's own data: tests/data/test_own_*.py
 FOLDERS = []  # of the user's own, in conf's place

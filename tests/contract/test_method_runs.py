@@ -6,7 +6,7 @@ from dpexp import records
 from dpexp.cli import folders
 from dpexp.privacy.verification.files import verify_files
 from tests.contract.cases import ALL_METHODS, FOLDERS, METHODS, case
-from tests.lengths import few
+from tests.marks import few
 from tests.runs import (
     assert_same_run,
     execute,

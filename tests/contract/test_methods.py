@@ -24,7 +24,7 @@ from tests.contract.cases import (
     in_short,
     of_each_family,
 )
-from tests.lengths import few
+from tests.marks import few
 from tests.runs import total_of
 from tests.steps import ALONE, CPU, Setting, composed, distance, flat, sums_of
 

@@ -8,8 +8,7 @@ from dpexp.cli.config_cache import Configs
 from dpexp.training.train import named_parameters
 from dpexp.types import ConfigError
 from tests.contract.cases import FOLDERS, MODELS
-from tests.lengths import few
-from tests.marks import some_long
+from tests.marks import few, some_long
 from tests.steps import CPU
 from tests.texts import real_model
 

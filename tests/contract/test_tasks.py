@@ -12,7 +12,7 @@ from dpexp.privacy.verification.record import verify_record
 from dpexp.types import MissingData
 from tests.contract.cases import FOLDERS, OWN, TASKS
 from tests.images import save_images
-from tests.lengths import few
+from tests.marks import few
 from tests.own_data import save_csv, save_folders
 from tests.steps import CPU
 from tests.texts import save_glue, sentences

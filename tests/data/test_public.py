@@ -16,7 +16,7 @@ from dpexp.data.public import generated, hub_images, none, require, scanned
 from dpexp.data.shapes import shapes
 from dpexp.data.task import assemble
 from dpexp.types import ConfigError, MissingData
-from tests.lengths import few
+from tests.marks import few
 
 SETS = sorted(  # of images; tests/data/test_public_texts.py has the others
     path.stem

@@ -26,7 +26,7 @@ from dpexp.reporting.render.escape import for_csv, for_markdown
 from dpexp.reporting.render.latex import latex
 from dpexp.reporting.schema import spec
 from dpexp.reporting.text import clean
-from tests.lengths import few
+from tests.marks import few
 
 DEEP = 100_000
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(

@@ -11,8 +11,7 @@ from dpexp.cli import artifact, picking, tune
 from dpexp.cli.arguments import changing
 from dpexp.reporting.schema import spec
 from dpexp.types import ConfigError
-from tests.lengths import few
-from tests.marks import long
+from tests.marks import few, long
 
 ROOT = Path(__file__).resolve().parents[2]
 

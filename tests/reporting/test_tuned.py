@@ -15,7 +15,7 @@ from dpexp.reporting.collect import cells
 from dpexp.reporting.schema import spec, tuned
 from dpexp.training.overview import Overview
 from dpexp.types import ConfigError, MissingData
-from tests.lengths import few
+from tests.marks import few
 from tests.runs import one_process  # noqa: F401
 from tests.test_overview import a_terminal
 
