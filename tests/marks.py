@@ -22,20 +22,13 @@ def some_long(values: Iterable[Any], short: Collection[Any]) -> list[Any]:
 def few(cases: Iterable[Any], keep: Collection[Any]) -> list[Any]:
     """Mark the cases as long that are not among those to keep.
 
-    Args:
-        cases: values of one parameter, or tuples of values, one for each of several.
-        keep: cases that `make test` runs.
-
     Raises:
         ValueError: one to keep is no case, such as one that was renamed.
     """
     cases = [*cases]
     if unknown := [each for each in keep if each not in cases]:
         raise ValueError(f"Expected cases to keep among {cases}; got {unknown}.")
-    return [
-        each if each in keep else long(*(each if isinstance(each, tuple) else (each,)))
-        for each in cases
-    ]
+    return some_long(cases, keep)
 
 
 def pairs_long(*values: Iterable[Any], short: Callable[..., bool]) -> list[Any]:

@@ -17,6 +17,7 @@ from dpexp.cli.suite import PAPERS, Suite, choose
 from dpexp.reporting.render import figure
 from dpexp.reporting.render.style import STYLE
 from dpexp.reporting.schema.artifact import CURVES, MAPS
+from tests.marks import few
 
 ROOT = Path(__file__).parents[2]
 WRITTEN = sorted(
@@ -124,7 +125,6 @@ BYTES = """
 import hashlib
 from dpexp.cli import groups
 from dpexp.cli.suite import PAPERS, Suite, choose
-from tests.marks import few, some_long
 from dpexp.reporting.render import figure
 for name in ("rgp/figure4", "compressive/figure1"):
     (artifact,) = choose(PAPERS, [name], groups.CONF)
