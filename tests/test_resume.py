@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 DIGITS = ["task=digits", "profile=embedded", "device=cpu", "batch_size=360"]
 DIGITS += ["model=cnn", "model.channels=[8,16]", "model.kernel=3"]
-LONG = ["method=rgp", *DIGITS, "epochs=12", "eval_every=0.25", "method.warm_up_steps=3"]
+LONG = ["method=rgp", *DIGITS, "epochs=6", "eval_every=0.25", "method.warm_up_steps=3"]
 PATIENCE = 300  # seconds
 
 
@@ -96,7 +96,7 @@ def test_a_run_stopped_by_sigterm_ends_as_if_never_stopped(stopped, unbroken, tm
     assert "run it again to go on" in said and "Traceback" not in said
     there = copied(directory, tmp_path)
     saved = checkpoint.load(there / "checkpoint.pt")["position"]
-    assert 3 < saved["step"] < 48
+    assert 3 < saved["step"] < 24
     assert execute(tmp_path, *LONG) == there
     assert_same_run(of(there), unbroken)
     assert not list(there.glob("checkpoint*"))
@@ -181,7 +181,7 @@ def test_a_run_whose_noise_was_not_drawn_once_a_step_fails(stopped, tmp_path):
     there = copied(stopped[0], tmp_path)
     draws = checkpoint.load(there / "checkpoint.pt")["position"]["noise_draws"]
     tampered(there, noise_draws=draws - 1)
-    with pytest.raises(PrivacyError, match="Noise was drawn at 47 steps where 48"):
+    with pytest.raises(PrivacyError, match="Noise was drawn at 23 steps where 24"):
         execute(tmp_path, *LONG)
     assert not (there / "result.json").exists() and not (there / "privacy.json").exists()
 
