@@ -217,6 +217,26 @@ class Programs:
         return subprocess.CompletedProcess(list(arguments), code, *said)
 
 
+def by_torchrun(programs: Programs, words: Sequence[str]) -> tuple[list[int], str]:
+    """Do a run on two of torchrun's ranks; give the exit codes and what was printed."""
+    done = programs.run(["-m", "torch.distributed.run", "--nproc-per-node=2", "run.py", *words])
+    return [done.returncode], done.stdout
+
+
+def by_hand(programs: Programs, words: Sequence[str]) -> tuple[list[int], str]:
+    """Do it in two processes with the variables that torchrun gives to them."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    given = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    given |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    command, ranks = [str(ROOT / "run.py"), *words], []
+    for rank in ("0", "1"):
+        environment = {**given, "RANK": rank, "LOCAL_RANK": rank}
+        ranks.append(programs.start(command, env=environment, stdout=subprocess.PIPE))
+    said = [rank.communicate()[0] for rank in ranks]
+    return [rank.returncode for rank in ranks], "".join(said)
+
+
 def _imports_own_first(request: dict) -> bool:
     """Return whether a program is a command of this checkout, and would import dpexp from it."""
     first, *words = request["arguments"]

@@ -19,6 +19,7 @@ from dpexp.privacy.verification.record import verify_record
 from dpexp.records.weights import digest
 from dpexp.training import checkpoint
 from dpexp.types import ConfigError
+from tests.marks import pairs_long
 from tests.runs import (
     Killed,
     assert_same_run,
@@ -155,8 +156,13 @@ def brief(tmp_path_factory):
     return of(execute(tmp_path_factory.mktemp("brief"), *BRIEF))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("when", ["teacher", "student"])
+@pytest.mark.parametrize(
+    ("when", "number"),
+    pairs_long(
+        *(["teacher", "student"], [signal.SIGTERM, signal.SIGINT]),
+        short=lambda when, number: (when == "teacher") == (number == signal.SIGINT),
+    ),
+)
 def test_a_run_that_is_stopped_finishes_the_step_and_goes_on_to_the_same_bits(
     when, number, brief, tmp_path, monkeypatch
 ):

@@ -9,6 +9,7 @@ from dpexp import cli, records
 from dpexp.cli import lookup
 from dpexp.models import precision
 from dpexp.types import ConfigError
+from tests.marks import long
 from tests.runs import execute
 
 TEXTS = ["method=dpsgd", "task=sentiment", "profile=embedded", "device=cpu", "epochs=0.5"]
@@ -91,7 +92,7 @@ def test_a_word_that_is_no_precision_is_refused_with_the_nearest():
         cli.build_parts(cli.compose([*TEXTS, "model.precision=bfloat"]), CPU)
 
 
-@pytest.mark.parametrize(("flags", "resolved"), [((), "float32"), (("amx_bf16",), "bfloat16")])
+@pytest.mark.parametrize(("flags", "resolved"), [long((), "float32"), (("amx_bf16",), "bfloat16")])
 def test_the_record_says_what_auto_came_to(flags, resolved, processor, tmp_path):
     processor(*flags)
     auto = of(execute(tmp_path / "auto", *TEXTS, "model.precision=auto"))

@@ -14,6 +14,7 @@ from dpexp.training.probing import check, known
 from dpexp.training.probing.made_up import make_up
 from dpexp.training.train import first_look
 from dpexp.types import ConfigError
+from tests.marks import long
 from tests.steps import CPU, composed
 
 
@@ -42,7 +43,7 @@ def test_the_next_one_is_hooked_as_the_first(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "words", [(), ("task=sentiment", "model=bert_tiny")], ids=["images", "texts"]
+    "words", [(), long(("task=sentiment", "model=bert_tiny"))], ids=["images", "texts"]
 )
 def test_what_its_trial_saw_of_inputs_is_known_of_the_next_one(words, monkeypatch):
     first, second = built(*words), built(*words, "seed=1")

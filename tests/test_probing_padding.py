@@ -10,6 +10,7 @@ from dpexp.training.probing.draws import MIDDLE
 from dpexp.training.probing.made_up import make_up
 from dpexp.training.probing.trial import Subject
 from dpexp.types import Batch, ConfigError
+from tests.lengths import few
 from tests.runs import one_thread  # noqa: F401 (a fixture)
 from tests.test_probing import CPU, check, task_of
 
@@ -78,8 +79,11 @@ def test_what_a_longer_example_changes_is_refused(takes_ids, forward):
         check(Padded(takes_ids, forward), task)
 
 
+OF_OWN = [mean_of_own, mean_of_own_without_the_rest, last, one_by_one]
+
+
 @KINDS
-@pytest.mark.parametrize("forward", [mean_of_own, mean_of_own_without_the_rest, last, one_by_one])
+@pytest.mark.parametrize("forward", few(OF_OWN, OF_OWN[::3]))
 def test_examples_of_several_lengths_have_the_gradients_that_they_have_alone(takes_ids, forward):
     model, task = Padded(takes_ids, forward).double(), task_of()
     task.train = inputs_of(takes_ids)

@@ -11,6 +11,7 @@ from dpexp.cli.architectures import architectures
 from dpexp.cli.trainability import Tokens, quiet
 from dpexp.data import cross_entropy
 from dpexp.types import ConfigError
+from tests.lengths import few
 from tests.runs import one_thread  # noqa: F401 (a fixture)
 from tests.test_probing import Fine, check, middle
 
@@ -116,7 +117,7 @@ SHARES = [(reads, share, scale) for reads in UNMASKED for share, scale in ((1, 1
 SHARES.remove((by_largest, 1e-6, 1))  # padding is the largest at few weights: a branch
 
 
-@pytest.mark.parametrize(("reads", "share", "scale"), SHARES)
+@pytest.mark.parametrize(("reads", "share", "scale"), few(SHARES, SHARES[::2]))
 def test_what_reads_padding_is_refused_however_small_its_share(reads, share, scale):
     torch.manual_seed(0)
     with pytest.raises(ConfigError, match="keep examples apart"):
@@ -149,7 +150,7 @@ OF_BATCHES = {
 }
 
 
-@pytest.mark.parametrize("name", OF_BATCHES)
+@pytest.mark.parametrize("name", few(OF_BATCHES, [*OF_BATCHES][::2]))
 def test_what_batches_have_in_common_is_refused_however_small_its_share(name):
     torch.manual_seed(0)
     odd = middle(forward=lambda self, h: self.layer(h) + 1e-6 * h * OF_BATCHES[name](h))
@@ -169,6 +170,7 @@ def test_a_gate_is_refused_that_larger_weights_open():
         check(Fine(odd))
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 def test_mobilebert_is_refused_for_texts_of_several_lengths():
     (mobile,) = (each for each in architectures() if each.name == "MobileBert")

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from dpexp.types import ConfigError
+from tests.lengths import few
 from tests.test_probing import PIECES, Fine, check, middle, twice, with_hook
 
 
@@ -31,7 +32,7 @@ def test_a_second_use_of_a_weight_is_seen_though_its_gradient_is_zero(use):
         check(Fine(middle(forward=use)))
 
 
-@pytest.mark.parametrize("seed", [3, 6, 69, 96, 105, 126, 132])
+@pytest.mark.parametrize("seed", few([3, 6, 69, 96, 105, 126, 132], [69, 132]))
 @pytest.mark.parametrize(
     "odd",
     [lambda: middle(forward=twice), lambda: with_hook(lambda layer, args, output: 2 * output)],

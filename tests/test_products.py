@@ -35,7 +35,7 @@ def test_a_covering_holds_every_pair_and_no_other():
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("seed", some_long(range(3), [1, 2]))
+@pytest.mark.parametrize("seed", some_long(range(3), [1]))
 def test_a_few_of_them(seed, tmp_path):
     """Beside as many recipes as there are groups, or the most of these that a method takes."""
     rng = random.Random(seed)

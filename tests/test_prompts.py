@@ -92,6 +92,7 @@ def reviews(real_data_root):
     return model, task, {"tokenizer": config["model"]["tokenizer"], "model_root": root}
 
 
+@pytest.mark.long
 def test_film_reviews_classify_before_anything_is_learnt(reviews):
     model, task, _ = reviews
     # Half of them are of either class; a random classifier gets 50.

@@ -22,6 +22,9 @@ from dpexp.training.gradient import PrivateGradient
 from dpexp.training.ledger import surroundings_of
 from dpexp.training.train import make_mechanism, train
 from dpexp.types import ConfigError
+from tests.lengths import few
+from tests.marks import long
+from tests.programs import by_hand, by_torchrun
 from tests.runs import CONFIGS, execute, of, one_thread, with_words  # noqa: F401 (a fixture)
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -78,8 +81,10 @@ def parts_of(name, job):
     return parts
 
 
-def composed(name, results):
-    words = [f"method={re.split('[ ,]', name)[0]}", *WORDS[name], f"results={results}"]
+def composed(name, results, epochs=1):
+    """Compose a run of WORDS, or a part of an epoch of those that have a whole one."""
+    words = [word.replace("epochs=1", f"epochs={epochs}") for word in WORDS[name]]
+    words = [f"method={re.split('[ ,]', name)[0]}", *words, f"results={results}"]
     return CONFIGS.compose_anew(words)
 
 
@@ -157,24 +162,26 @@ def distance(one, other):
     return max(float((one[name] - other[name]).abs().max()) for name in one)
 
 
-def test_three_ranks_train_the_weights_that_one_process_does(tmp_path):
+@pytest.mark.parametrize("epochs", [0.25, long(1)])
+def test_three_ranks_train_the_weights_that_one_process_does(epochs, tmp_path):
     """One test, since starting ranks takes longer than all that they do; two are tried below."""
     folders = {size: tmp_path / str(size) for size in (1, 3)}
     for size, folder in folders.items():
         folder.mkdir()
-        jobs = {name: composed(name, place(folder, name)) for name in WORDS}
+        jobs = {name: composed(name, place(folder, name), epochs) for name in WORDS}
         asked = {"device": "cpu", "ranks": size, "folder": str(folder), "jobs": jobs}
         launch(train_all, asked)
     for name in WORDS:
         alone, shared = (torch.load(folder / f"{name}.pt") for folder in folders.values())
         assert distance(alone, shared) <= BOUNDS[name], name
-        config = composed(name, "nowhere")
+        config = composed(name, "nowhere", epochs)
         first = parts_of(name, config).model.state_dict()
         assert distance(alone, first) > 0.01, name  # it was trained
         (_, result, privacy), (_, _, same) = (
             of(records.locate(place(folders[n], name), config)) for n in (3, 1)
         )
-        assert (result["ranks"], result["steps"]) == (3, 20)
+        steps = 20 if "few" in name else 20 * epochs
+        assert (result["ranks"], result["steps"]) == (3, steps)
         assert but_weights(privacy) == but_weights(same), name  # the same mechanism and noise
     expected = [sum(each) for each in zip(*map(reducible, range(3)), strict=True)]
     for name in ("reduced", "added"):
@@ -204,7 +211,7 @@ def command(results, *words):
     return with_words(usual, words)
 
 
-def long(results):
+def lasting(results):
     """Say a run on two ranks that would take minutes, and starts soon."""
     quick = ["method=nonprivate", "task=shapes", "profile=embedded", "device=cpu", "model=cnn"]
     quick += ["model.channels=[4,8]", "batch_size=72", "eval_every=0.1", "epochs=100", "ranks=2"]
@@ -256,7 +263,7 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="ne
 
 @needs_proc
 def test_a_killed_rank_ends_the_run_with_one_line_and_leaves_nobody(tmp_path, programs):
-    code, said, ranks = struck(programs, long(tmp_path), sent(signal.SIGKILL, "second"))
+    code, said, ranks = struck(programs, lasting(tmp_path), sent(signal.SIGKILL, "second"))
     assert code == 2
     (line,) = said
     assert line.startswith("error: Rank 1 of 2 died, and the run with it: SIGKILL")
@@ -281,15 +288,16 @@ def test_ranks_do_not_outlive_the_process_that_started_them(tmp_path, programs):
         for rank in left:
             os.kill(rank, signal.SIGKILL)
 
-    code, _, ranks = struck(programs, long(tmp_path), strike, ignored=[signal.SIGINT])
+    code, _, ranks = struck(programs, lasting(tmp_path), strike, ignored=[signal.SIGINT])
     assert code == -signal.SIGKILL
     assert len(ranks) == 2 and left == []
 
 
+@pytest.mark.long
 @needs_proc
 def test_ctrl_c_is_one_line(tmp_path, programs):
     interrupt = sent(signal.SIGINT, "all")  # as a terminal does
-    code, said, ranks = struck(programs, long(tmp_path), interrupt)
+    code, said, ranks = struck(programs, lasting(tmp_path), interrupt)
     assert code == 128 + signal.SIGINT
     (line,) = said
     assert line.startswith("error: Interrupted. The same command goes on from the last checkpoint")
@@ -315,7 +323,7 @@ launch(train_smooth, json.loads(sys.argv[1]))
 def test_ranks_that_are_stopped_save_and_one_process_goes_on(tmp_path, programs):
     """By Slurm's signal at a time limit, which every process gets; the ranks hear SIGTERM."""
     there, other = (
-        cli.compose(command(tmp_path / name, "epochs=3", "ranks=2")) for name in ("there", "other")
+        cli.compose(command(tmp_path / name, "epochs=2", "ranks=2")) for name in ("there", "other")
     )
     stop = sent(signal.SIGUSR2, "all")
     code, said, ranks = struck(programs, ["-c", SMOOTH, json.dumps(there)], stop)
@@ -329,7 +337,7 @@ def test_ranks_that_are_stopped_save_and_one_process_goes_on(tmp_path, programs)
         weights.append(parts.model.state_dict())
         ends.append(of(records.locate(config["results"], config)))
     assert distance(*weights) <= 1e-5
-    assert ends[0][1]["steps"] == 60
+    assert ends[0][1]["steps"] == 40
     assert but_weights(ends[0][2]) == but_weights(ends[1][2])
     for one, two in zip(ends[0][0], ends[1][0], strict=True):
         assert one == pytest.approx(two, rel=1e-5)
@@ -341,6 +349,7 @@ def fail_on_the_second(ranks, _):
     ranks.all_reduce([torch.zeros(1)])
 
 
+@pytest.mark.long
 def test_an_error_on_one_rank_is_told_as_that_rank_s(caplog):
     with pytest.raises(RankLost, match="Rank 1 of 2 died.*: ValueError: too much"):
         launch(fail_on_the_second, {"device": "cpu", "ranks": 2})
@@ -352,16 +361,16 @@ def test_a_mistake_under_several_processes_is_still_one_line(tmp_path):
         execute(tmp_path, "method=rgp", *DIGITS, "method.rank=500", "ranks=2")
 
 
+@pytest.mark.parametrize("start", few([by_torchrun, by_hand], [by_hand]))
 def test_under_torchrun_the_first_rank_names_the_directory_and_the_run_is_the_same(
-    tmp_path, programs
+    start, tmp_path, programs
 ):
-    words = ["epochs=1", "optimizer.lr=0.02"]
-    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node=2", "run.py"]
+    words = ["epochs=0.2", "optimizer.lr=0.02"]
     shared = command(tmp_path / "two", *words)
-    done = programs.run([*torchrun, *shared])
-    assert done.returncode == 0, done.stderr
+    codes, printed = start(programs, shared)
+    assert not any(codes)
     directory = records.locate(tmp_path / "two", cli.compose(shared))
-    assert done.stdout == f"{directory}\n"
+    assert printed == f"{directory}\n"
     (lines, result, privacy) = of(directory)
     (right, _, same) = of(cli.execute(cli.compose(command(tmp_path / "one", *words))))
     assert result["ranks"] == 2 and but_weights(privacy) == but_weights(same)

@@ -4,7 +4,7 @@ import ast
 import hashlib
 import json
 import operator
-from functools import reduce
+from functools import cache, reduce
 from pathlib import Path
 
 import numpy as np
@@ -146,11 +146,11 @@ def module_of(path):
     return ".".join(path.relative_to(ROOT).with_suffix("").parts)
 
 
+@cache
 def called(path):
     """List a file's calls: what is called, dotted, and its arguments."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Call):
-            yield ast.unparse(node.func), node.args
+    nodes = ast.walk(ast.parse(path.read_text()))
+    return [(ast.unparse(each.func), each.args) for each in nodes if isinstance(each, ast.Call)]
 
 
 def axis_of(node):

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from dpexp.cli import made_data
+from tests.programs import ROOT
 
 COMMAND = """
 import sys
@@ -20,11 +21,14 @@ print("heavy:", *sorted({"torch", "torch._dynamo", "opacus"} & {*sys.modules}))
 """
 
 
+def environment(tmp_path):
+    return {**os.environ, "DPEXP_CACHE": str(tmp_path / "cache")}
+
+
 def said_by(tmp_path, *words):
-    environment = {**os.environ, "DPEXP_CACHE": str(tmp_path / "cache")}
     done = subprocess.run(
         [sys.executable, "-c", COMMAND, f"results={tmp_path / 'results'}", *words],
-        env=environment, capture_output=True, text=True, check=True,
+        env=environment(tmp_path), capture_output=True, text=True, check=True,
     )  # fmt: skip
     return done.stdout.splitlines()[-1], done.stderr
 
@@ -41,16 +45,20 @@ def test_a_wrong_value_is_refused_without_torch(word, tmp_path):
     assert "starting" not in error
 
 
-def test_a_run_imports_what_it_needs_and_a_look_up_no_torch(tmp_path):
+def test_a_run_imports_what_it_needs_and_a_look_up_no_torch(tmp_path, programs):
+    def again():  # where nobody looks at what is imported
+        command = [str(ROOT / "run.py"), f"results={tmp_path / 'results'}", *words]
+        return programs.run(command, env=environment(tmp_path)).stderr
+
     words = ("method=rgp", "task=digits", "profile=embedded", "epochs=0.1")
     heavy, first = said_by(tmp_path, *words)
     assert heavy == "heavy: torch" and "done: test_accuracy" in first
-    said_by(tmp_path, *words)  # compares the data, and keeps their fingerprint
+    again()  # compares the data, and keeps their fingerprint
     heavy, error = said_by(tmp_path, *words)
     assert heavy == "heavy:" and "done before: test_accuracy" in error
     (kept,) = (tmp_path / "cache" / "fingerprints").rglob("*.json")
     kept.write_text('"' + "0" * 64 + '"')
-    _, error = said_by(tmp_path, *words)
+    error = again()
     assert "the data of digits were" in error and "000000000000" in error, "it is compared"
 
 

@@ -61,6 +61,7 @@ def test_a_sweep_says_which_epsilon_is_no_guarantee_and_what_none_counts(
     assert "None counts that 2 runs read the same data, nor a choice among them" in note
 
 
+@pytest.mark.long
 def test_a_sweep_that_is_interrupted_shows_the_jobs_that_are_done(tmp_path, programs):
     program = f"""
 import os, sys

@@ -18,6 +18,7 @@ from dpexp.cli.lookup import done_before
 from dpexp.training import tracking
 from dpexp.training.tracking import Tracker, job_type
 from dpexp.types import ConfigError
+from tests.marks import long
 from tests.runs import (
     ALONE,
     SHORT,
@@ -167,7 +168,7 @@ def test_an_offline_dashboard_can_be_read_back(tmp_path):
     assert axes["*"] == "step" and axes["score/*"] == "eps"
 
 
-@pytest.mark.parametrize("words", [["method=dpsgd", "model=linear", "epochs=0.5"], PATE])
+@pytest.mark.parametrize("words", [["method=dpsgd", "model=linear", "epochs=0.5"], long(PATE)])
 def test_a_run_sends_what_came_out(tmp_path, words):
     directory = execute(tmp_path, *words, "task=digits", "eps=8", "wandb.mode=offline", *HERE)
     result = json.loads((directory / "result.json").read_text())

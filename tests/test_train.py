@@ -20,7 +20,9 @@ from tests.runs import execute, of, one_thread  # noqa: F401 (a fixture)
 ROOT = Path(__file__).resolve().parents[1]
 DEFAULT = ["task=digits", "profile=embedded", "device=cpu"]
 DIGITS = [*DEFAULT, "model=wrn10_1", "batch_size=360"]  # a quarter of the data a step
-SHORT = ["method=dpsgd", *DIGITS, "epochs=3", "eval_every=0.5"]
+SMALL = ["model=cnn", "model.channels=[4,8]", "model.kernel=3", "batch_size=360"]
+NARROW = ["model=cnn", "model.channels=[8,16]", "model.kernel=3"]
+SHORT = ["method=dpsgd", *DEFAULT, *SMALL, "epochs=3", "eval_every=0.5"]
 
 
 # The record
@@ -121,8 +123,13 @@ def test_a_second_call_looks_the_run_up_and_writes_nothing(tmp_path):
 
 @pytest.mark.parametrize(
     ("words", "at_least"),
-    [long(["method=nonprivate"], 95.0), (["method=rgp", "eps=8"], 85.0)],
-    ids=["nonprivate", "rgp"],
+    [
+        long(["method=nonprivate"], 95.0),
+        long(["method=rgp", "eps=8"], 85.0),
+        (["method=dpsgd", "eps=8", "model=linear"], 90.0),
+        (["method=rgp", "eps=8", "optimizer.lr=0.5", "seed=1", *NARROW], 70.0),
+    ],
+    ids=["nonprivate", "rgp", "dpsgd of a linear model", "rgp of a narrow network"],
 )
 def test_a_model_learns(tmp_path, words, at_least):
     _, result, _ = of(execute(tmp_path, *DEFAULT, *words, "epochs=12", "eval_every=12"))

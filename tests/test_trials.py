@@ -8,6 +8,7 @@ import pytest
 from dpexp import cli, records
 from dpexp.cli import search, trials
 from dpexp.types import ConfigError
+from tests.lengths import few
 from tests.runs import one_thread  # noqa: F401
 
 SHORT = ["profile=embedded", "method=dpsgd", "task=digits", "model=linear", "epochs=2"]
@@ -75,8 +76,11 @@ def test_one_on_other_held_out_examples_does_not_go_on_from_it(kept, monkeypatch
     assert len([*kept.glob("*/*/runs/*")]) == 1
 
 
+HARMS = ["of another run", "no checkpoint", "torn"]
+
+
 @pytest.mark.filterwarnings("ignore:.* is damaged, or was killed before")
-@pytest.mark.parametrize("harm", ["of another run", "no checkpoint", "torn"])
+@pytest.mark.parametrize("harm", few(HARMS, HARMS[::2]))
 def test_one_that_cannot_go_on_begins_anew(harm, kept):
     score, whole = gradients_of(SHORT)
     interrupted(SHORT, 5)

@@ -98,5 +98,6 @@ assert twice(torch.ones(2)).tolist() == [2, 2]
 """
 
 
+@pytest.mark.long
 def test_the_tracer_is_not_imported_and_once_it_is_torch_does_as_always():
     subprocess.run([sys.executable, "-c", ALONE], check=True)

@@ -16,6 +16,7 @@ from dpexp.records.predictions import packed, unpacked
 from dpexp.records.record import contents
 from dpexp.types import ConfigError
 from tests.edited import mend
+from tests.marks import long
 from tests.runs import execute
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -172,9 +173,9 @@ def test_it_runs_as_it_says(run_dir, how, programs):
 @pytest.mark.parametrize(
     "words",
     [
-        ["method=rgp", "task=digits", "model=wrn10_1"],
+        long(["method=rgp", "task=digits", "model=wrn10_1"]),
         ["method=bitfit", "task=digits", "model=cnn"],
-        ["method=linear", "task=sentiment", "model=bert_tiny"],
+        long(["method=linear", "task=sentiment", "model=bert_tiny"]),
     ],
     ids=["rgp", "bitfit", "texts"],
 )

@@ -31,15 +31,18 @@ def test_every_private_task_has_a_chart_of_its_score_over_epsilon():
     assert spec["tags"] == ["lsg", "paper"] and spec["job_type"] == "train"
 
 
-def test_a_paper_of_ones_own_folder_is_shown(tmp_path):
+def test_a_paper_of_ones_own_folder_is_shown(tmp_path, capsys):
     own = CONF.parent / "examples" / "extension" / "conf"
     words = ["paper=mine", f"--config-dir={own}", f"results={tmp_path}"]
     assert main(words) == 0
-    spec = json.loads((tmp_path / "embedded" / "mine" / "wandb.json").read_text())
+    path = tmp_path / "embedded" / "mine" / "wandb.json"
+    assert capsys.readouterr().out.split() == [str(path)]
+    spec = json.loads(path.read_text())
     assert spec["sections"][0]["panels"][0]["title"] == "digits"
     assert main(words[:1]) == 2  # dpexp's own conf has no such paper
 
 
+@pytest.mark.long
 def test_the_command_writes_the_spec_and_says_where(tmp_path, capsys):
     assert main(["paper=dpexp", "profile=embedded", f"results={tmp_path}"]) == 0
     path = tmp_path / "embedded" / "dpexp" / "wandb.json"

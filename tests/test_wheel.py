@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.marks import long
+
 ROOT = Path(__file__).resolve().parents[1]
 UNKEPT = shutil.ignore_patterns("__pycache__")
 
@@ -78,6 +80,7 @@ def test_what_is_installed_trains_verifies_and_shows_in_an_empty_folder(command,
     assert (tmp_path / table.stdout.splitlines()[-1]).is_file()
 
 
+@pytest.mark.long
 def test_what_is_installed_plans_the_papers_runs_without_their_data(command, tmp_path):
     words = ["table3", "paper=gep", "profile=paper", "plan=true", "data_root=none"]
     done = command("table", *words)
@@ -100,8 +103,8 @@ def test_what_is_installed_plans_the_papers_runs_without_their_data(command, tmp
             "tabel. Did you mean table?",
         ),
         (["run", "method=rpg", "task=digits"], "Did you mean rgp?"),
-        (["table", "tabel1", "paper=gep"], "did you mean 'table1'?"),
-        (["verify", "nowhere"], "Expected a run's directory; there is none at nowhere."),
+        long(["table", "tabel1", "paper=gep"], "did you mean 'table1'?"),
+        long(["verify", "nowhere"], "Expected a run's directory; there is none at nowhere."),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -113,7 +116,8 @@ def test_wrong_words_are_one_line_and_exit_code_2(command, words, said):
 
 
 @pytest.mark.parametrize(
-    ("words", "code"), [([], 2), (["--help"], 0), (["table", "--help"], 0), (["tune", "--help"], 0)]
+    ("words", "code"),
+    [([], 2), long(["--help"], 0), (["table", "--help"], 0), long(["tune", "--help"], 0)],
 )
 def test_help_speaks_of_the_command_that_was_asked(command, words, code):
     done = command(*words)

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from tests.contract.test_methods import blocks_alone, clipped
+from tests.lengths import few
 from tests.methods import literal
 from tests.methods.test_against_the_papers import CLIP_NORM, CLOSE, NUM, data, make_rgp, step
 from tests.methods.test_lsg import algorithm_1, kernel_sums, make, unimportant
@@ -78,7 +79,10 @@ def test_lsg_is_its_algorithm():
     assert_close(got.gradients, algorithm_1(model, bases, frozen, x, y))
 
 
-@pytest.mark.parametrize("method", ["sparse_dpsgd", "rgp_core", "dp_powersgd", "dp_lora"])
+BY_BLOCKS = ["sparse_dpsgd", "rgp_core", "dp_powersgd", "dp_lora"]
+
+
+@pytest.mark.parametrize("method", few(BY_BLOCKS, BY_BLOCKS[::3]))
 def test_a_sum_is_that_of_every_examples_blocks_clipped_one_by_one(method):
     words = ["model=python", "target=tests.methods.test_attention.Encoder", "batch_size=12"]
     words += [] if method == "sparse_dpsgd" else ["method.rank=3"]

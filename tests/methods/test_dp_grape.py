@@ -14,6 +14,7 @@ from dpexp.privacy import whole_batch
 from dpexp.privacy.seeds import generator
 from dpexp.training.gradient import PrivateGradient
 from dpexp.types import ConfigError
+from tests.lengths import few
 from tests.methods import literal
 from tests.methods.test_against_the_papers import CLIP_NORM, CLOSE, NUM, TinyNet, data
 from tests.steps import ALONE
@@ -182,7 +183,7 @@ NETWORKS = (
 )
 
 
-@pytest.mark.parametrize("model", NETWORKS)
+@pytest.mark.parametrize("model", few(NETWORKS, ["cnn", "wrn16_4"]))
 def test_image_models_run_without_moments(model):
     """Their rates are for gradients: Adam at 2 throws the weights of WRN-16-4 away."""
     config = cli.compose(["method=dp_grape", "task=cifar10", f"model={model}"])

@@ -16,6 +16,7 @@ from dpexp.privacy.rdp import rdp_epsilon, rdp_epsilon_apart
 from dpexp.training.gradient import PrivateGradient
 from dpexp.training.train import make_mechanism
 from dpexp.types import ConfigError
+from tests.lengths import few
 from tests.marks import long
 from tests.methods.test_gep import Spy
 from tests.runs import assert_same_run, execute, killed, one_thread  # noqa: F401 (a fixture)
@@ -131,7 +132,7 @@ def test_every_rank_finds_the_same_bases(words, is_formed):
     assert all(torch.equal(basis, bases[1][name]) for name, basis in bases[0].items())
 
 
-@pytest.mark.parametrize("model", ["cnn", "linear"])
+@pytest.mark.parametrize("model", few(["cnn", "linear"], ["linear"]))
 def test_a_run_killed_while_a_basis_serves_goes_on_with_that_basis(model, tmp_path):
     words = ["method=gep", *DIGITS, *FEW, f"model={model}", "method.every=4", "batch_size=60"]
     words += ["epochs=0.25", "eval_every=0.1", "eps=3"]  # six steps

@@ -103,6 +103,7 @@ def test_pure_noise_comes_back_through_eq_3_with_zeros_where_frozen():
 # A run
 
 
+@pytest.mark.long
 def test_a_run_learns_and_its_certificate_counts_what_is_kept(tmp_path):
     words = ["method=lsg", *DIGITS, "eps=8", "epochs=5", "eval_every=5", f"results={tmp_path}"]
     directory = cli.execute(cli.compose(words))

@@ -11,14 +11,18 @@ from dpexp.models.mode import in_mode
 from dpexp.privacy.verification.record import verify_record
 from dpexp.types import ConfigError
 from tests.doors import IMAGE, TEXT, parts, save
-from tests.marks import some_long
+from tests.lengths import few
+from tests.marks import pairs_long
 
 RANDOM = "model.pretrained=false"
 ENCODERS = (*TEXTS, "Bart")
 
 
+OF_OTHER_KINDS = ["Bert", "Albert", "DebertaV2", "ModernBert", "XLNet", "T5", "GPT2", "Bart"]
+
+
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize("name", few(ENCODERS, OF_OTHER_KINDS))
 def test_a_text_gets_the_same_outputs_whatever_stands_beside_it(tmp_path, name):
     repo = save(tmp_path, name)
     built = parts(tmp_path, *TEXT, f"repo={repo}", RANDOM)
@@ -35,8 +39,13 @@ def test_a_text_gets_the_same_outputs_whatever_stands_beside_it(tmp_path, name):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", ["DistilBert", "GPT2"])
-@pytest.mark.parametrize("method", ["rgp", "lsg"])
+@pytest.mark.parametrize(
+    ("method", "name"),
+    pairs_long(
+        *(["rgp", "lsg"], ["DistilBert", "GPT2"]),
+        short=lambda method, name: (method == "rgp") == (name == "GPT2"),
+    ),
+)
 def test_a_run_is_named_for_its_model_found_again_and_verified(tmp_path, name, method):
     repo = save(tmp_path, name, drop=0.1)
     words = [*TEXT, f"repo={repo}", RANDOM, f"model_root={tmp_path}", f"results={tmp_path}"]
@@ -55,7 +64,7 @@ def test_a_run_is_named_for_its_model_found_again_and_verified(tmp_path, name, m
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", some_long(IMAGES, [*IMAGES][::2]))
+@pytest.mark.parametrize("name", few(IMAGES, ["ViT", "ConvNextV2"]))
 def test_an_image_model_takes_what_the_task_has(tmp_path, name):
     """Of one channel and 8 x 8 pixels, at the size that it is told to be resized to."""
     repo = save(tmp_path, name)

@@ -15,6 +15,7 @@ from dpexp.models.notes import notes_of
 from dpexp.training.probing import check_model
 from dpexp.types import ConfigError
 from tests.grad_sample.test_rules import assert_rule_holds, per_example_by_torch_func, random_like
+from tests.lengths import few
 from tests.test_probing import task_of
 
 timm = pytest.importorskip("timm")
@@ -51,7 +52,7 @@ NORMS = {
 
 
 @pytest.mark.parametrize("how", [True, "freeze"])
-@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("norm", few(NORMS, [*NORMS][::2]))
 def test_it_keeps_examples_apart_and_is_found_in_every_place(norm, how):
     torch.manual_seed(0)
     model = Small(NORMS[norm]())
@@ -100,7 +101,10 @@ def test_a_vector_is_normalised_as_a_whole():
     assert not torch.allclose(first, second)
 
 
-@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", "densenet121", "shufflenet_v2_x0_5"])
+NETWORKS = ["resnet18", "mobilenet_v2", "densenet121", "shufflenet_v2_x0_5"]
+
+
+@pytest.mark.parametrize("name", few(NETWORKS, NETWORKS[1::2]))
 def test_networks_of_torchvision(name):
     model = torchvision.models.get_model(name, weights=None, num_classes=3)
     count = sum(isinstance(each, nn.BatchNorm2d) for each in model.modules())
@@ -131,7 +135,11 @@ OF_OPACUS = ["resnet18", "mobilenet_v2", "densenet121", "shufflenet_v2_x0_5", "m
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("network", [*OF_OPACUS, SOME], ids=[*OF_OPACUS, "others"])
+@pytest.mark.parametrize(
+    "network",
+    few([*OF_OPACUS, SOME], [OF_OPACUS[1], OF_OPACUS[3], SOME]),
+    ids=[*OF_OPACUS, "others"],
+)
 def test_true_makes_the_modules_that_opacus_makes(network):
     """But for eps, which Opacus leaves to torch and here stays the norm's.
 

@@ -14,6 +14,7 @@ from dpexp.privacy.verification.record import verify_record
 from dpexp.training.train import named_parameters, train
 from dpexp.types import ConfigError
 from tests.contract.cases import METHODS, case
+from tests.lengths import few
 from tests.marks import some_long
 from tests.runs import of
 from tests.steps import ALONE, CPU, composed
@@ -117,7 +118,7 @@ SMALL = ["task=sentiment", "task.dataset_size=200", "task.test_size=20", "model.
 SMALL += ["task.delta=1e-3", "method.rank=4"]
 
 
-@pytest.mark.parametrize("method", ["rgp", "dp_lora"])
+@pytest.mark.parametrize("method", few(["rgp", "dp_lora"], ["rgp"]))
 def test_tables_train_where_that_is_said_and_elsewhere_the_record_says_why_not(method, tmp_path):
     words = [f"method={method}", "profile=embedded", "eps=8", "epochs=0.1", "batch_size=32"]
     plain = cli.compose([*words, *SMALL, "device=cpu", f"results={tmp_path}"])

@@ -11,6 +11,7 @@ from dpexp.grad_sample.rules import layer_grads_of, parameters_with_a_rule
 from dpexp.models import vision_layers
 from dpexp.types import ConfigError
 from tests.grad_sample.test_rules import assert_rule_holds, per_example_by_torch_func, random_like
+from tests.marks import long
 from tests.test_per_example import Largest
 
 timm = pytest.importorskip("timm")
@@ -110,7 +111,7 @@ def test_another_layout_is_refused_before_any_run_is_looked_up(model):
 @pytest.mark.parametrize(
     "words",
     [
-        ("model=timm", "name=efficientnet_lite0", "model.resize=32", "model.fix=freeze"),
+        long(("model=timm", "name=efficientnet_lite0", "model.resize=32", "model.fix=freeze")),
         ("model=torchvision", "name=mobilenet_v2", "model.resize=32", "model.fix=freeze"),
     ],
     ids=["timm", "torchvision"],
