@@ -7,8 +7,7 @@ import sys
 import pytest
 
 from dpexp.cli.streams import safe_output
-from tests.lengths import few
-from tests.marks import pairs_long
+from tests.marks import few, pairs_long
 from tests.test_cli import ROOT
 
 

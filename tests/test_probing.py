@@ -17,8 +17,7 @@ from dpexp.data import Examples, cross_entropy
 from dpexp.methods.dpsgd import DPSGD
 from dpexp.training.probing import check_model
 from dpexp.types import ConfigError
-from tests.lengths import few
-from tests.marks import long, pairs_long
+from tests.marks import few, long, pairs_long
 from tests.runs import one_thread  # noqa: F401
 from tests.texts import texts, tiny
 

@@ -13,8 +13,7 @@ from dpexp.data import cross_entropy
 from dpexp.training.probing import check_model
 from dpexp.training.probing.recorder import gap
 from dpexp.types import ConfigError
-from tests.lengths import few
-from tests.marks import some_long
+from tests.marks import few, some_long
 from tests.runs import one_thread  # noqa: F401
 from tests.test_probing import CPU, WIDTH, Fine, check, middle
 from tests.texts import texts, tiny

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from dpexp.privacy.certificate import UNTRIED
 from dpexp.training.probing import check_model
 from dpexp.types import ConfigError
-from tests.lengths import few
+from tests.marks import few
 from tests.runs import one_thread  # noqa: F401 (a fixture)
 from tests.test_probing import CPU
 from tests.test_probing_order import ROW, WIDTH, task_for

@@ -16,8 +16,8 @@ from dpexp.training.probing import check_model
 from dpexp.training.probing.sketch import COLUMNS, LARGEST, ROWS, WORDS, fingerprint, sketch
 from dpexp.training.train import first_look
 from dpexp.types import ConfigError
-from tests.lengths import few
 from tests.live import Live
+from tests.marks import few
 from tests.runs import one_thread  # noqa: F401
 from tests.test_probing import task_of
 

@@ -8,7 +8,7 @@ import dpexp
 from dpexp import cli
 from dpexp.training.train import train
 from dpexp.types import ConfigError
-from tests.lengths import few
+from tests.marks import few
 from tests.runs import ALONE, one_thread  # noqa: F401 (a fixture)
 from tests.steps import composed
 

@@ -10,7 +10,7 @@ from dpexp.training.probing.draws import MIDDLE
 from dpexp.training.probing.made_up import make_up
 from dpexp.training.probing.trial import Subject
 from dpexp.types import Batch, ConfigError
-from tests.lengths import few
+from tests.marks import few
 from tests.runs import one_thread  # noqa: F401 (a fixture)
 from tests.test_probing import CPU, check, task_of
 

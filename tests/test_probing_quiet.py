@@ -11,7 +11,7 @@ from dpexp.cli.architectures import architectures
 from dpexp.cli.trainability import Tokens, quiet
 from dpexp.data import cross_entropy
 from dpexp.types import ConfigError
-from tests.lengths import few
+from tests.marks import few
 from tests.runs import one_thread  # noqa: F401 (a fixture)
 from tests.test_probing import Fine, check, middle
 

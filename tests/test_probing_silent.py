@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from dpexp.types import ConfigError
-from tests.lengths import few
+from tests.marks import few
 from tests.test_probing import PIECES, Fine, check, middle, twice, with_hook
 
 

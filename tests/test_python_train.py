@@ -26,8 +26,7 @@ from dpexp.models.copies import copied
 from dpexp.privacy.certificate import COUNTED
 from dpexp.records.keyed import KEY
 from dpexp.types import ConfigError
-from tests.lengths import few
-from tests.marks import long
+from tests.marks import few, long
 from tests.runs import one_thread  # noqa: F401 (a fixture)
 
 

@@ -12,8 +12,7 @@ from dpexp.privacy.seeds import generator
 from dpexp.training.optimizers import check_size
 from dpexp.training.schedules import LARGEST, require_rates
 from dpexp.types import ConfigError, Key, Release
-from tests.lengths import few
-from tests.marks import long
+from tests.marks import few, long
 from tests.runs import CONFIGS, execute
 
 DIGITS = ["task=digits", "profile=embedded", "epochs=0.2"]

@@ -22,8 +22,7 @@ from dpexp.training.gradient import PrivateGradient
 from dpexp.training.ledger import surroundings_of
 from dpexp.training.train import make_mechanism, train
 from dpexp.types import ConfigError
-from tests.lengths import few
-from tests.marks import long
+from tests.marks import few, long
 from tests.programs import by_hand, by_torchrun
 from tests.runs import CONFIGS, execute, of, one_thread, with_words  # noqa: F401 (a fixture)
 

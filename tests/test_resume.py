@@ -16,7 +16,7 @@ from dpexp.privacy import PrivacyError
 from dpexp.training import checkpoint
 from dpexp.training.train import train
 from dpexp.types import ConfigError
-from tests.lengths import few
+from tests.marks import few
 from tests.runs import (
     ALONE,
     SHORT,

@@ -15,8 +15,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from dpexp.records import LEDGER, binding
-from tests.lengths import few
-from tests.marks import long
+from tests.marks import few, long
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "dpexp"

@@ -21,8 +21,7 @@ from dpexp.models.language import Head
 from dpexp.privacy import whole_batch
 from dpexp.training.gradient import PrivateGradient
 from dpexp.types import ConfigError
-from tests.lengths import few
-from tests.marks import some_long
+from tests.marks import few, some_long
 from tests.runs import Watched, total_of
 from tests.texts import KINDS, SHAPE, from_hub, texts, tiny
 

@@ -8,7 +8,7 @@ import pytest
 from dpexp import cli, records
 from dpexp.cli import search, trials
 from dpexp.types import ConfigError
-from tests.lengths import few
+from tests.marks import few
 from tests.runs import one_thread  # noqa: F401
 
 SHORT = ["profile=embedded", "method=dpsgd", "task=digits", "model=linear", "epochs=2"]

@@ -17,8 +17,7 @@ from dpexp.privacy.mechanism import Mechanism
 from dpexp.records import DIAGNOSTICS, without_diagnostics
 from dpexp.training import micro_batch
 from tests.contract.cases import METHODS, USUAL, case
-from tests.lengths import few
-from tests.marks import some_long
+from tests.marks import few, some_long
 from tests.runs import ALONE, one_thread  # noqa: F401 (a fixture)
 from tests.steps import PRIVATE, composed
 from tests.texts import LONGEST, save_glue

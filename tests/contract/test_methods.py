@@ -170,7 +170,9 @@ IN_SHORT = [*((method,) for method in METHODS if method not in KIN), *OTHERS]
 WAYS = EACH if FOLDERS else [*EACH, *OTHERS, *MORE]
 
 
-@pytest.mark.parametrize("words", few(WAYS, WAYS if FOLDERS else IN_SHORT), ids=" ".join)
+@pytest.mark.parametrize(
+    "words", few(map(pytest.param, WAYS), WAYS if FOLDERS else IN_SHORT), ids=" ".join
+)
 @pytest.mark.parametrize("steps", [4, pytest.param(LATER, marks=pytest.mark.long)])
 def test_one_example_moves_a_release_by_no_more_than_is_declared_and_nothing_else_is_known(
     words, steps

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from tests.contract.test_methods import blocks_alone, clipped
-from tests.lengths import few
+from tests.marks import few
 from tests.methods import literal
 from tests.methods.test_against_the_papers import CLIP_NORM, CLOSE, NUM, data, make_rgp, step
 from tests.methods.test_lsg import algorithm_1, kernel_sums, make, unimportant

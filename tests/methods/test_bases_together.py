@@ -5,7 +5,7 @@ import torch
 
 from dpexp import linalg
 from tests.contract.cases import case
-from tests.lengths import few
+from tests.marks import few
 from tests.steps import Setting, composed, distance
 
 WITH_BASES = ["rgp", "rgp_random", "rgp_public", "lsg", "powersgd", "dp_powersgd", "gep"]

@@ -14,7 +14,7 @@ from dpexp.privacy import whole_batch
 from dpexp.privacy.seeds import generator
 from dpexp.training.gradient import PrivateGradient
 from dpexp.types import ConfigError
-from tests.lengths import few
+from tests.marks import few
 from tests.methods import literal
 from tests.methods.test_against_the_papers import CLIP_NORM, CLOSE, NUM, TinyNet, data
 from tests.steps import ALONE

@@ -16,8 +16,7 @@ from dpexp.privacy.rdp import rdp_epsilon, rdp_epsilon_apart
 from dpexp.training.gradient import PrivateGradient
 from dpexp.training.train import make_mechanism
 from dpexp.types import ConfigError
-from tests.lengths import few
-from tests.marks import long
+from tests.marks import few, long
 from tests.methods.test_gep import Spy
 from tests.runs import assert_same_run, execute, killed, one_thread  # noqa: F401 (a fixture)
 from tests.runs import of as record_of

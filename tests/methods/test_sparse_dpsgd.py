@@ -15,7 +15,7 @@ from dpexp.methods.dpsgd import DPSGD
 from dpexp.methods.sparse_dpsgd import SparseDPSGD
 from dpexp.types import ConfigError
 from tests import steps
-from tests.lengths import few
+from tests.marks import few
 from tests.methods import literal
 from tests.methods.test_against_the_papers import CLIP_NORM, CLOSE, NUM, TinyNet, data, step
 from tests.runs import total_of

@@ -21,7 +21,7 @@ from numpy.random import rand
 from torch import nn
 
 from dpexp.models.architecture import code_digest
-from tests.lengths import few
+from tests.marks import few
 
 OPS = """
 import functools

@@ -11,8 +11,7 @@ from dpexp.models.mode import in_mode
 from dpexp.privacy.verification.record import verify_record
 from dpexp.types import ConfigError
 from tests.doors import IMAGE, TEXT, parts, save
-from tests.lengths import few
-from tests.marks import pairs_long
+from tests.marks import few, pairs_long
 
 RANDOM = "model.pretrained=false"
 ENCODERS = (*TEXTS, "Bart")

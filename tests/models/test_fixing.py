@@ -15,7 +15,7 @@ from dpexp.models.notes import notes_of
 from dpexp.training.probing import check_model
 from dpexp.types import ConfigError
 from tests.grad_sample.test_rules import assert_rule_holds, per_example_by_torch_func, random_like
-from tests.lengths import few
+from tests.marks import few
 from tests.test_probing import task_of
 
 timm = pytest.importorskip("timm")

@@ -14,8 +14,7 @@ from dpexp.privacy.verification.record import verify_record
 from dpexp.training.train import named_parameters, train
 from dpexp.types import ConfigError
 from tests.contract.cases import METHODS, case
-from tests.lengths import few
-from tests.marks import some_long
+from tests.marks import few, some_long
 from tests.runs import of
 from tests.steps import ALONE, CPU, composed
 

@@ -11,7 +11,7 @@ from dpexp import cli, records
 from dpexp.privacy.verification.record import verify_record
 from dpexp.types import ConfigError
 from tests.doors import IMAGE, TEXT, save
-from tests.lengths import few
+from tests.marks import few
 from tests.runs import assert_same_run, interrupted, of, one_thread  # noqa: F401
 from tests.texts import real_model
 

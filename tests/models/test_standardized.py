@@ -36,7 +36,7 @@ from tests.grad_sample.test_rules import (
     seeds,
     small,
 )
-from tests.lengths import few
+from tests.marks import few
 from tests.runs import CONFIGS, one_thread  # noqa: F401 (a fixture)
 from tests.steps import CPU, rgp, sums_of
 
