@@ -1,10 +1,19 @@
-"""Warn whoever called dpexp, at the line that did."""
+"""Warn whoever called dpexp, at the line that did, and tell who waits what takes long."""
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
+import threading
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+PATIENCE = 3.0
+"""Seconds that nobody needs an explanation for (ours)."""
+
+log = logging.getLogger("dpexp")
 
 
 def warn_caller(message: str) -> None:
@@ -15,3 +24,15 @@ def warn_caller(message: str) -> None:
         if frame.f_code.co_filename.startswith(own):
             called = level
     warnings.warn(message, stacklevel=called + 1)
+
+
+@contextmanager
+def told_if_long(words: str, seconds: float = PATIENCE) -> Iterator[None]:
+    """Log words if what is within takes longer than so many seconds."""
+    timer = threading.Timer(seconds, log.info, [words])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

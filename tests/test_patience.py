@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from dpexp.patience import told_if_long
+from dpexp.warned import told_if_long
 
 
 def test_what_takes_long_is_told_while_it_goes_on(caplog):

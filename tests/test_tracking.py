@@ -377,6 +377,7 @@ def test_where_a_run_is_sent_is_no_part_of_its_id(words):
     assert len(ids) == 1
 
 
+@pytest.mark.long
 def test_a_finished_table_is_sent_too_also_by_the_whole_suite(tmp_path, capsys):
     words = ["seeds=0", "epochs=0.2", "wandb.mode=offline", f"results={tmp_path}"]
     assert artifact.main(["table3", "rows=svhn-dpsgd", "columns=eps2", *words]) == 0

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from dpexp.data.task import fingerprint
-from dpexp.patience import told_if_long
 from dpexp.records import RecordError, replace_file
 from dpexp.records.caches import cache_dir
 from dpexp.types import ConfigError
+from dpexp.warned import told_if_long
 
 log = logging.getLogger("dpexp")
 

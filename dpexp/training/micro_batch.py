@@ -15,13 +15,13 @@ from torch import Tensor
 
 from dpexp.distributed import memory
 from dpexp.distributed.ranks import Ranks
-from dpexp.patience import told_if_long
 from dpexp.privacy import Mechanism
 from dpexp.records import RecordError, describe_device, write_atomically
 from dpexp.records.caches import cache_dir
 from dpexp.training.gradient import PrivateGradient
 from dpexp.training.numbers import AUTO
 from dpexp.types import ConfigError, State
+from dpexp.warned import told_if_long
 
 log = logging.getLogger("dpexp")
 

@@ -17,7 +17,6 @@ from dpexp.grad_sample.freezing import trains
 from dpexp.grad_sample.hooking import hooked_layers, mark_untried
 from dpexp.grad_sample.reading import is_read
 from dpexp.models.mode import in_mode
-from dpexp.patience import told_if_long
 from dpexp.privacy import Mechanism, build, num_steps, require_room, size_of_release, verify
 from dpexp.privacy.certificate import (
     JUDGED_ON_TRAINING,
@@ -46,6 +45,7 @@ from dpexp.training.schedules import require_rates
 from dpexp.training.train_state import TrainState
 from dpexp.training.uncompiled import spare_tracer, take_step
 from dpexp.types import ConfigError, Method, State, first_weight
+from dpexp.warned import told_if_long
 
 log = logging.getLogger("dpexp")
 

@@ -20,6 +20,7 @@ def measured(*words, batch=200, rounds=3, micro_batch=100):
     return found
 
 
+@pytest.mark.long
 def test_a_step_of_more_examples_takes_longer_and_a_ratio_is_a_ratio():
     few, many = (measured("method=rgp", batch=some) for some in (100, 1400))
     for name in ("private_s", "nonprivate_s"):

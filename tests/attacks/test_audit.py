@@ -269,6 +269,7 @@ def test_the_script_writes_its_table_and_fails_where_more_leaks_than_is_accounte
 TINY = ["methods=dpsgd", "model=linear", "epochs=0.2", "trials=8", "steps=1", "audit.m=20"]
 
 
+@pytest.mark.long
 def test_an_audit_is_not_written_over_by_one_of_other_settings(tmp_path, capsys):
     words = [*TINY, f"results={tmp_path}"]
     assert audit.main([*words, "eps=8"]) == 0

@@ -290,6 +290,7 @@ def test_an_attacked_method_is_named_by_what_is_certified(words, label, remark, 
     assert f"- {label}: " in text and remark in text
 
 
+@pytest.mark.long
 def test_an_attack_is_not_written_over_by_one_on_other_models(tmp_path, capsys):
     words = [*DIGITS, "model=linear", "epochs=0.2", f"results={tmp_path}"]
     words += ["methods=dpsgd", "shadows=4"]

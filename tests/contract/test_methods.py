@@ -166,7 +166,7 @@ MORE = [
     ("dpsgd", "task=sentiment", "model.dropout=0.3"),
 ]
 EACH = [(method,) for method in METHODS]
-IN_SHORT = [*((method,) for method in METHODS if method not in KIN), *OTHERS]
+IN_SHORT = [*((method,) for method in METHODS if method not in (*KIN, "bitfit", "linear")), *OTHERS]
 WAYS = EACH if FOLDERS else [*EACH, *OTHERS, *MORE]
 
 

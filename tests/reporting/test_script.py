@@ -165,6 +165,7 @@ def test_a_launcher_does_the_same_runs_as_this_process(tmp_path, capsys, program
     assert "2 runs: 2 done, 0 to do" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_runs_side_by_side_are_the_runs_of_one_process(tmp_path, capsys):
     weights = []
     for workers in ("1", "2"):
