@@ -101,6 +101,7 @@ def test_tokens_and_models_that_do_not_fit_each_other_are_one_line(tmp_path):
         trained(tmp_path, classifier(), (TRAIN, LABELS[:5]), (TEST, LABELS))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", few(["test_efficientnet", "test_resnet"], ["test_efficientnet"]))
 def test_timm_loads_a_model_whose_statistics_are_constants(name, tmp_path):
     """test_resnet has torch's BatchNorm, the other timm's own, which goes on with an activation."""

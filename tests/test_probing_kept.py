@@ -17,6 +17,7 @@ from dpexp.models.cnn import CNN
 from dpexp.training.probing import check, kept, known
 from dpexp.training.probing.called import code_called
 from dpexp.training.train import first_look
+from tests.marks import few, long
 from tests.steps import CPU, composed
 
 
@@ -65,7 +66,7 @@ def tiny():
 
 @pytest.mark.parametrize(
     "make",
-    [built, lambda: built("task=sentiment", "model=bert_tiny"), tiny],
+    [built, long(lambda: built("task=sentiment", "model=bert_tiny")), tiny],
     ids=["images", "texts", "a network of timm"],
 )
 def test_another_process_takes_what_was_found(make, monkeypatch):
@@ -199,7 +200,10 @@ def other_kernels(monkeypatch, tmp_path):
     return lambda: monkeypatch.setattr(kept, "compiled", lambda: None)
 
 
-@pytest.mark.parametrize("what", [edited_library, other_code, other_processor, other_kernels])
+ELSEWHERE = [edited_library, other_code, other_processor, other_kernels]
+
+
+@pytest.mark.parametrize("what", few(ELSEWHERE, [edited_library, other_code]))
 def test_whatever_else_decides_a_trial_has_it_tried_again(what, monkeypatch, tmp_path):
     if kept.compiled() is None and what is other_kernels:
         pytest.skip("needs a C compiler")

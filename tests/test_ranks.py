@@ -260,6 +260,7 @@ def is_rank(pid):
 needs_proc = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux")
 
 
+@pytest.mark.long
 @needs_proc
 def test_a_killed_rank_ends_the_run_with_one_line_and_leaves_nobody(tmp_path, programs):
     code, said, ranks = struck(programs, lasting(tmp_path), sent(signal.SIGKILL, "second"))

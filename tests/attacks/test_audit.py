@@ -68,6 +68,7 @@ def test_an_audited_run_states_its_bounds_and_what_they_rest_on(unbroken, tmp_pa
     assert privacy["dataset_size"] == 1437 and privacy["noise_draws"] == result["steps"]
 
 
+@pytest.mark.long
 def test_an_audited_run_goes_on_from_a_checkpoint_to_the_same_scores(unbroken, tmp_path):
     words = [*ONE_RUN, f"results={tmp_path}", "checkpoint.steps=1"]
     config = cli.compose(words)

@@ -166,7 +166,10 @@ MORE = [
     ("dpsgd", "task=sentiment", "model.dropout=0.3"),
 ]
 EACH = [(method,) for method in METHODS]
-IN_SHORT = [*((method,) for method in METHODS if method not in (*KIN, "bitfit", "linear")), *OTHERS]
+ALIKE = (*KIN, "bitfit", "linear", "rgp_random")
+"""Methods that sum as DP-SGD or RGP does."""
+
+IN_SHORT = [*((method,) for method in METHODS if method not in ALIKE), *OTHERS]
 WAYS = EACH if FOLDERS else [*EACH, *OTHERS, *MORE]
 
 

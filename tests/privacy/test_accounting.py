@@ -132,7 +132,7 @@ def powers(low, high):
     return st.floats(low, high).map(lambda power: 10**power)
 
 
-@settings(max_examples=12)
+@settings(max_examples=6)
 @example(q=1.0, sigma=3.0, steps=50, delta=1e-5)
 @example(q=0.25, sigma=0.06, steps=1, delta=1e-5)  # at whose fractional orders RDP overflows
 @given(

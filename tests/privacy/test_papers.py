@@ -70,6 +70,7 @@ def test_the_documents_words_are_those_that_the_command_prints():
     assert (ROOT / "docs/noise.md").read_text(encoding="utf-8").startswith(noise.HEAD + "\n| rgp")
 
 
+@pytest.mark.long
 def test_the_document_says_what_is_computed():
     # q is printed with three digits, so that a line is held to one percent.
     for _, _, releases, q, steps, delta, epsilon, ours, theirs, share in lines():

@@ -146,6 +146,7 @@ def test_overrides_that_change_numbers_are_told_from_those_that_do_not(override,
     assert (not changing([override])) is neutral
 
 
+@pytest.mark.long
 def test_a_launcher_does_the_same_runs_as_this_process(tmp_path, capsys, programs):
     words = ["table3", "rows=svhn-*", "columns=eps2", "seeds=0", "epochs=0.2"]
     words.append(f"results={tmp_path}")
