@@ -65,7 +65,7 @@ IDLE = [
 READ = [
     (["method=dp_zo"], "privacy.delta=1e-7"),
     (["method=dpsgd", "clip=false"], "privacy.clip_norm=7"),
-    (["method=compressive", "clip=false", *NO_NOISE], "privacy.clip_norm=7"),
+    (["method=compressive", "clip=false", *NO_NOISE], "privacy.clip_norm=1e-3"),
     (["method=dpsgd", "clipping=adaptive"], "clipping.count_noise=0.1"),
     (["method=compressive"], "privacy.budget=per_step"),
     (["method=dpsgd", "schedule=half_time"], "schedule.factor=0.5"),
@@ -102,6 +102,35 @@ def test_a_word_without_effect_is_told_of_with_what_leaves_it_none(words, word, 
     (line,) = said_of(words, word)
     assert line.startswith(f"{word} has no effect with ") and beside in line and "\n" not in line
     assert ("changes the run's id" in line) is not word.startswith("wandb")
+
+
+FILTERS = [
+    ("averaging=ema", ["averaging.decay=0"], "averaging.decay=0"),
+    ("averaging=last", ["averaging.share=0.3"], "of 4 steps the last one alone"),
+    ("denoise=disk", ["denoise.kappa=1"], "denoise.kappa=1"),
+    ("denoise=doppler", ["denoise.a=[0]", "denoise.b=[1,0]"], "denoise.b=[1]"),
+]
+
+
+@pytest.mark.parametrize(("word", "more", "beside"), FILTERS)
+def test_what_hands_on_as_it_got_is_told_of_and_changes_no_bit(word, more, beside, tmp_path):
+    (line,) = said_of(["method=dpsgd", *more], word)
+    assert line.startswith(f"{word} has no effect with ") and beside in line
+    with_it = weights(tmp_path, "method=dpsgd", word, *more)
+    assert with_it == weights(tmp_path, "method=dpsgd")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["averaging=ema", "averaging.decay=0.1"],
+        ["averaging=last", "averaging.share=0.4"],
+        ["denoise=disk", "denoise.kappa=0.9"],
+        ["denoise=doppler", "denoise.a=[]", "denoise.b=[3,1]"],
+    ],
+)
+def test_what_filters_is_not_told_of(words):
+    assert not said_of(["method=dpsgd", *words[1:]], words[0])
 
 
 OWN = """

@@ -70,7 +70,7 @@ def unread(
 ) -> dict[str, str]:
     """Return which of some settings a run does not read, and beside what, in words."""
     found: dict[str, str] = {}
-    rules = [_of_the_run, _of_privacy, _of_parts, _of_length]
+    rules = [_of_the_run, _of_privacy, _of_parts, _of_filters, _of_length]
     if with_method and any(place.startswith("method.") for place in among):
         rules.append(_of_method)
     if with_method and any(place.partition(".")[0] == "public" for place in among):
@@ -117,6 +117,25 @@ def _of_parts(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "task.split_seed", "the data's own test set"
 
 
+def _of_filters(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield what hands on gradients or weights as they are."""
+    denoise, averaging = config.get("denoise") or {}, config.get("averaging") or {}
+    if denoise.get("name") == "disk" and denoise.get("kappa") == 1:
+        yield "denoise", "denoise.kappa=1"
+    if denoise.get("name") == "doppler":
+        a, b = denoise.get("a"), denoise.get("b")
+        if (
+            isinstance(a, list)
+            and isinstance(b, list)
+            and not any(a)
+            and b[:1] == [1]
+            and not any(b[1:])
+        ):
+            yield "denoise", "denoise.a=[] and denoise.b=[1]"
+    if averaging.get("name") == "ema" and averaging.get("decay") == 0:
+        yield "averaging", "averaging.decay=0"
+
+
 def _of_length(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield what is meant for later steps than a run has."""
     steps = _steps(config)
@@ -128,6 +147,9 @@ def _of_length(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         # 1 or more is refused by who reads it.
         if _is_number(averaging.get("decay")) and largest <= averaging["decay"] < 1:
             yield "averaging.decay", f"averaging.warm_up=true in a run of {steps} steps"
+    share = averaging.get("share") if averaging.get("name") == "last" else None
+    if share is not None and _is_number(share) and 0 < share * steps <= 1.5:
+        yield "averaging", f"averaging.share={share:g}, of {steps} steps the last one alone,"
 
 
 def _of_method(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
