@@ -45,7 +45,7 @@ def decoded(
     entry = cache_dir() / "decoded" / f"{name}.pt"
     kept = _read(entry)
     if kept is None:
-        with told_if_long("reading the data, which later runs find as they are then"):
+        with told_if_long("decoding the data, which later runs find decoded"):
             kept = decode()
         for path, before in zip(files, hashes, strict=True):
             if _hash(path) != before:
