@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
+import time
 from collections.abc import Sequence
 from functools import cache
 from importlib.abc import MetaPathFinder
@@ -15,6 +16,9 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
+
+BEGUN = time.time_ns()
+"""When this process imported dpexp, before any other of its modules: nanoseconds since 1970."""
 
 INSTALLED = ("site-packages", "dist-packages")
 """Folders of libraries, whose versions a record has."""
