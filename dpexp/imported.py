@@ -8,13 +8,17 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
+import time
 from collections.abc import Sequence
 from functools import cache
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
+
+BEGUN = time.time_ns()
+"""When this process imported dpexp, before any other of its modules: nanoseconds since 1970."""
 
 INSTALLED = ("site-packages", "dist-packages")
 """Folders of libraries, whose versions a record has."""
@@ -146,3 +150,18 @@ def remember_imports() -> None:
             _EARLIER.add(key)
     index = sys.meta_path.index(PathFinder) if PathFinder in sys.meta_path else len(sys.meta_path)
     sys.meta_path.insert(index, _Remembering())
+
+
+def is_written_in(function: Any, package: str) -> bool:
+    """Return whether a function is a package's, by its code as well as by what it says.
+
+    A function of the user's says so too where it was decorated by `functools.wraps`.
+
+    Args:
+        function: or any other object, which is as its `__module__` says.
+        package: name of it, as "dpexp".
+    """
+    said = [getattr(function, "__module__", None)]
+    if isinstance(function, FunctionType):
+        said.append(function.__globals__.get("__name__"))
+    return all(str(each).partition(".")[0] == package for each in said)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from dpexp import cli
+from dpexp import cli, imported
 from dpexp.data import Examples, cross_entropy
 from dpexp.grad_sample import reading, shared_inputs
 from dpexp.grad_sample.hooking import hooked_at_parent
@@ -34,7 +34,7 @@ def a_folder_of_its_own(tmp_path, monkeypatch):
 
 
 def forget():
-    for each in (kept._kept, kept._files):
+    for each in (kept._kept, kept._files, kept._is_as_imported):
         each.cache_clear()
 
 
@@ -214,6 +214,19 @@ def test_whatever_else_decides_a_trial_has_it_tried_again(what, monkeypatch, tmp
     change()
     of_another_process(monkeypatch)
     assert first_look(tiny(), CPU) is None and len(files()) == 2
+
+
+def test_a_process_that_began_before_the_code_was_changed_keeps_and_finds_nothing(monkeypatch):
+    with monkeypatch.context() as before:
+        before.setattr(imported, "BEGUN", 0)
+        assert first_look(built(), CPU) is None and not files()
+    forget()
+    parts = built()
+    known.remember("a network", parts.model)
+    assert len(files()) == 1 and kept.find("a network", parts.model) is not None
+    forget()
+    monkeypatch.setattr(imported, "BEGUN", 0)
+    assert kept.find("a network", parts.model) is None
 
 
 @pytest.mark.parametrize("text", ["", "nonsense", '"(1, 2)"', '"((), {}, [])"', "[1]"])

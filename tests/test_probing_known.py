@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from dpexp import cli
-from dpexp.grad_sample import shared_inputs
+from dpexp.grad_sample import rules, shared_inputs
 from dpexp.grad_sample.hooking import hook_at_parent, hooked_at_parent
 from dpexp.models.cnn import CNN
 from dpexp.training.probing import check, known
@@ -88,9 +89,30 @@ def in_a_part(parts, monkeypatch):
     parts.model.head = nn.Sequential(parts.model.head, nn.BatchNorm1d(10, affine=False))
 
 
-@pytest.mark.parametrize(
-    "place", [in_a_hook, in_a_hook_of_all, in_an_instance, in_a_class, in_a_part]
-)
+def in_a_weights_hook(parts, monkeypatch):
+    parts.model.head.weight.register_hook(lambda gradient: 2 * gradient)
+
+
+def in_what_the_loss_calls(parts, monkeypatch):
+    own = functional.cross_entropy
+    monkeypatch.setattr(
+        functional, "cross_entropy", lambda x, *rest, **words: own(mixed(x), *rest, **words)
+    )
+
+
+def in_a_rule(parts, monkeypatch):
+    own = rules._RULES[nn.Linear]  # what a decorator fills
+    swapped = lambda layer, x, dh: {"weight": dh.flip(0)[:, :, None] * x[:, None], "bias": dh}  # noqa: E731
+    monkeypatch.setitem(rules._RULES, nn.Linear, own._replace(rule=swapped))
+
+
+PLACES = [
+    *(in_a_hook, in_a_hook_of_all, in_an_instance, in_a_class, in_a_part),
+    *(in_a_weights_hook, in_what_the_loss_calls, in_a_rule),
+]
+
+
+@pytest.mark.parametrize("place", PLACES)
 def test_what_is_done_to_the_next_one_is_found(place, monkeypatch):
     assert first_look(built(), CPU) is None
     parts = built()

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from dpexp.grad_sample.per_example import FactoredGrads, MaterializedGrads
 from dpexp.grad_sample.repeated import RowRule, repeated
+from dpexp.imported import is_written_in
 from dpexp.types import ConfigError, LayerGrads, PerExampleGrads, one_line
 
 Rule = Callable[[Any, Tensor, Tensor], LayerGrads | Mapping[str, Tensor]]
@@ -158,7 +159,7 @@ def layer_grads_of(name: str, layer: nn.Module, x: Tensor, dh: Tensor, rows: int
 
 def _is_ours(function: Rule) -> bool:
     """Return whether a rule is dpexp's own."""
-    return str(getattr(function, "__module__", "")).startswith("dpexp.")
+    return is_written_in(function, "dpexp")
 
 
 def _result(

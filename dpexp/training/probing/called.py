@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import CodeType, FrameType
 from typing import Any
@@ -22,7 +22,9 @@ LIBRARIES = frozenset({"dpexp", "torch", "torchvision", "timm", "transformers", 
 """Packages whose functions a network may call, beside Python's own, and is still known."""
 
 
-def code_called(model: nn.Module, inputs: Tensor) -> str | None:
+def code_called(
+    model: nn.Module, inputs: Tensor, loss: Callable[[Any], object] | None = None
+) -> str | None:
     """Return a hash of the libraries' code that a forward pass calls; None if it calls any other.
 
     Python's own code is not in the hash, as it also does what is not the model's.
@@ -30,12 +32,13 @@ def code_called(model: nn.Module, inputs: Tensor) -> str | None:
     Args:
         model: that is not changed.
         inputs: of few examples.
+        loss: of what the model makes of them; None: it is not called.
     """
     called: set[tuple[str, Any]] = set()
     try:
-        _call(model, inputs)  # a process's first pass imports and compiles, too
+        _call(model, inputs, loss)  # a process's first pass imports and compiles, too
         with _noting(called):
-            _call(model, inputs)
+            _call(model, inputs, loss)
     except Exception:  # anyone's model, of which its trial says more
         return None
     roots = {place.partition(".")[0] for place, _ in called} - sys.stdlib_module_names
@@ -47,10 +50,12 @@ def code_called(model: nn.Module, inputs: Tensor) -> str | None:
     return hashlib.sha256("\0".join(words).encode()).hexdigest()
 
 
-def _call(model: nn.Module, inputs: Tensor) -> None:
-    """Call a model, and put back all that it changes."""
+def _call(model: nn.Module, inputs: Tensor, loss: Callable[[Any], object] | None) -> None:
+    """Call a model and its loss, and put back all that it changes."""
     with chance_kept(), state_kept(model), torch.enable_grad():
-        model(inputs)
+        outputs = model(inputs)
+        if loss is not None:
+            loss(outputs)
 
 
 @contextmanager

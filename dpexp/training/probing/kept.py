@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from dpexp import imported
 from dpexp.grad_sample.reading import Reads
 from dpexp.grad_sample.shared_inputs import Seen
 from dpexp.kernels.compiled import compiled
@@ -62,7 +63,7 @@ def find(key: Hashable, model: nn.Module) -> Found | None:
         model: to be tried.
     """
     name, text = _name(key, model), None
-    if name is not None:
+    if name is not None and _is_as_imported():
         with suppress(ConfigError):  # of DPEXP_CACHE, which says so where it is needed
             text = _kept().get(name)
     found = _read(text) if isinstance(text, str) else None
@@ -80,9 +81,19 @@ def keep(key: Hashable, model: nn.Module, found: Found) -> None:
         found: by its trial.
     """
     name, text = _name(key, model), _text(found)
-    if name is not None and _read(text) == found:
+    if name is not None and _is_as_imported() and _read(text) == found:
         with suppress(ConfigError):
             _kept().put(name, text)
+
+
+@cache
+def _is_as_imported() -> bool:
+    """Return whether this suite's files are those that this process imported, as far as is known.
+
+    A notebook may have imported them hours ago, and what its trials find is not of newer ones.
+    """
+    package = Path(imported.__file__).parent
+    return all(os.stat(path).st_mtime_ns < imported.BEGUN for path in package.rglob("*.py"))
 
 
 @cache

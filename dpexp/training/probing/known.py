@@ -20,7 +20,9 @@ from torch.nn.modules import module as hooks_of_all
 from dpexp.grad_sample.attention import is_taken_apart
 from dpexp.grad_sample.hooking import hook_at_parent, hooked_at_parent
 from dpexp.grad_sample.reading import reads_in, see_reads
+from dpexp.grad_sample.rules import has_foreign_rule
 from dpexp.grad_sample.shared_inputs import see, seen_in
+from dpexp.imported import is_written_in
 from dpexp.models.architecture import code_of
 from dpexp.training.probing import kept
 from dpexp.training.probing.called import code_called
@@ -58,12 +60,17 @@ def key_of(
     modules = dict(model.named_modules(remove_duplicate=False))
     if hooks_of_all._has_any_global_hook() or not all(map(_is_as_in_its_class, modules.values())):
         return None
-    if not isinstance(task.loss, FunctionType):  # whose name and code are one
+    state = dict(model.named_parameters()) | dict(model.named_buffers())
+    if any(each._backward_hooks for each in state.values()):  # a weight's own, of any code
         return None
-    code, called = code_of(model), code_called(model, examples.alone.inputs)
+    loss = task.loss
+    if not (isinstance(loss, FunctionType) and is_written_in(loss, "dpexp")):
+        return None
+    few = examples.one  # one is padded
+    code = code_of(model)
+    called = code_called(model, few.inputs, lambda outputs: loss(outputs, few.targets))
     if code is None or called is None:
         return None
-    state = dict(model.named_parameters()) | dict(model.named_buffers())
     weights: tuple[int, ...] | None = ()
     if not all(type(module).__module__.startswith(OURS) for module in modules.values()):
         weights = _hashed(state.values())
@@ -77,7 +84,7 @@ def key_of(
         tuple((name, *_form(each), each.requires_grad) for name, each in state.items()),
         weights,
         tuple(parameters),
-        task.loss,
+        loss,
         tuple(
             (*_form(each), float(each.double().sum()).hex())
             for each in (crowd.inputs, crowd.targets)
@@ -114,6 +121,7 @@ def _is_as_in_its_class(module: nn.Module) -> bool:
     """Return whether a module does what its class, of ours or of a library, says."""
     known = type(module).__module__.startswith((*OURS, *OTHERS)) and "forward" not in vars(module)
     known = known and not is_taken_apart(module)  # into modules that are not the model's
+    known = known and not has_foreign_rule(module)
     held = (hook for hooks in HOOKS for hook in getattr(module, hooks).values())
     return known and all(map(_is_hook_of_ours, held))
 
@@ -122,7 +130,7 @@ def _is_hook_of_ours(hook: Any) -> bool:
     """Return whether a hook is one of this suite's, such as one that resizes images."""
     function = hook.func if isinstance(hook, partial) else hook
     function = function if isinstance(function, FunctionType) else type(function)
-    return str(function.__module__).startswith("dpexp.")
+    return is_written_in(function, "dpexp")
 
 
 def _hashed(weights: Iterable[Tensor]) -> tuple[int, ...] | None:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from dpexp.data import LossFn
 from dpexp.data.augmentation import FEWER, Augmentation
 from dpexp.distributed import memory
+from dpexp.imported import is_written_in
 from dpexp.privacy.clipping import Clipping, held_weights
 from dpexp.privacy.seeds import generator
 from dpexp.training.probing.check import CLEAR, MADE
@@ -47,8 +48,6 @@ not fit where most do (ours)."""
 SCALES = (0.1, 1.0, 10.0)
 """Of made-up outputs (ours): for a loss all are unsure, or all are sure."""
 
-OURS = "dpexp."
-
 
 def check_loss(task: Any, model: nn.Module, device: torch.device) -> None:
     """Compare a loss's gradients of made-up outputs in a crowd with those of each by itself.
@@ -66,7 +65,7 @@ def check_loss(task: Any, model: nn.Module, device: torch.device) -> None:
         ConfigError: if the loss is not one number, or no sum over examples.
     """
     loss, dtype = task.loss, first_weight(model).dtype
-    if getattr(loss, "__module__", "").startswith(OURS):
+    if is_written_in(loss, "dpexp"):
         return
     try:
         with staged(model, dtype, device, draw=MADE):
