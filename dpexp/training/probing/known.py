@@ -141,5 +141,5 @@ def _hashed(weights: Iterable[Tensor]) -> tuple[int, ...] | None:
     return None
 
 
-def _form(tensor: Tensor) -> tuple[torch.Size, torch.dtype]:
-    return tensor.shape, tensor.dtype
+def _form(tensor: Tensor) -> tuple[torch.Size, tuple[int, ...], torch.dtype]:
+    return tensor.shape, tensor.stride(), tensor.dtype
