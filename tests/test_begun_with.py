@@ -88,6 +88,7 @@ def test_no_run_in_a_row_repeats_the_noise_of_an_earlier_one(tmp_path):
     assert any("began" in word for word in secret.certificate["deviations"])
 
 
+@pytest.mark.long
 def test_weights_of_a_run_under_another_name_are_refused(tmp_path):
     """timm adds the usual kind of weights to an architecture's name, and so finds the folder."""
     root, rng = tmp_path / "pictures", np.random.default_rng(0)

@@ -150,6 +150,7 @@ def played(num_trials, steps, *words):
     return trials.of_steps(config, parts, num_trials, steps)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("bands, steps", [(2, 4), pytest.param(3, 6, marks=pytest.mark.long)])
 def test_in_the_distinguishing_game_a_canary_moves_its_score_as_far_as_is_accounted(bands, steps):
     """In noise of one standard deviation: by the root of its participations over sigma."""

@@ -44,6 +44,7 @@ def test_the_pages_code_is_the_templates():
         assert any(block.rstrip() in source for source in sources), block
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["subspace", *map(long, ["two_clips", "filtered"])])
 def test_the_pages_check_finds_a_method_of_the_template_sound(name, capsys, monkeypatch):
     monkeypatch.chdir(ROOT)

@@ -180,6 +180,7 @@ REAL = """
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits addresses as Linux does")
 def test_a_process_whose_memory_is_limited_halves_and_goes_on(programs):
     done = programs.run(["-c", textwrap.dedent(REAL)])

@@ -91,6 +91,7 @@ def test_without_an_analysis_configs_and_ids_are_as_ever():
     assert records.run_id(one) != records.run_id(config)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("task", some_long(LOOKED_AT, ["digits"]))
 def test_a_run_looked_at_ends_with_the_weights_of_one_that_is_not(tmp_path, task):
     *words, parameter = LOOKED_AT[task]

@@ -912,6 +912,7 @@ OF_BART |= {f"{side}_{key}": 2 for side in ("encoder", "decoder") for key in ("a
 OF_BART |= {"encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "pad_token_id": 0, "bos_token_id": 3}
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("name", "sizes", "end"), [long("T5", OF_T5, 1), ("Bart", OF_BART, 2)])
 def test_a_model_of_transformers_that_reads_the_end_token_is_tried_and_kept(

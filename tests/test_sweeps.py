@@ -46,6 +46,7 @@ def test_a_sweep_ends_with_what_varied_and_what_came_out(shell, tmp_path):  # no
     assert len(list(tmp_path.glob("multirun/*/*"))) == 1  # notes of single jobs are gone
 
 
+@pytest.mark.long
 def test_a_sweep_says_which_epsilon_is_no_guarantee_and_what_none_counts(
     shell,  # noqa: F811
     tmp_path,

@@ -122,6 +122,7 @@ def finished(directory):
     return records
 
 
+@pytest.mark.long
 def test_an_offline_dashboard_can_be_read_back(tmp_path):
     directory = tmp_path / "0123456789ab"
     directory.mkdir()

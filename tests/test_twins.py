@@ -111,7 +111,7 @@ def test_a_micro_batch_found_by_trials_changes_nothing_else(tmp_path, monkeypatc
 LONGER = [["dpsgd", "model.dropout=0.2"], ["rgp", *WARM], ["rgp_core", *WARM]]
 
 
-@pytest.mark.parametrize("words", some_long(LONGER, LONGER[:1]), ids=" ".join)
+@pytest.mark.parametrize("words", some_long(LONGER, []), ids=" ".join)
 def test_so_it_is_where_texts_are_of_other_lengths(words, tmp_path):
     method, *more = words
     assert_equal(*triplets(composed(method, *TEXTS, *more), tmp_path))

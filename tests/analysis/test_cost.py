@@ -29,6 +29,7 @@ def test_a_step_of_more_examples_takes_longer_and_a_ratio_is_a_ratio():
     assert once["ratio"] == pytest.approx(once["private_s"] / once["nonprivate_s"])
 
 
+@pytest.mark.long
 def test_memory_is_that_of_activations_and_not_of_the_process():
     """A convolution's output on 350 digits of 8 x 8 alone is 16 x 64 floats an example."""
     # Of fewer examples what the process keeps or hands back between steps would count as much.

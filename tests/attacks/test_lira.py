@@ -269,6 +269,7 @@ def test_the_script_attacks_every_method_and_writes_its_files(tmp_path, capsys):
     assert len(runs_of(tmp_path)) == 8
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("words", "label", "remark"),
     [

@@ -166,8 +166,8 @@ MORE = [
     ("dpsgd", "task=sentiment", "model.dropout=0.3"),
 ]
 EACH = [(method,) for method in METHODS]
-ALIKE = (*KIN, "bitfit", "linear", "rgp_random")
-"""Methods that sum as DP-SGD or RGP does."""
+ALIKE = (*KIN, "bgep", "bitfit", "linear", "rgp_core", "rgp_random")
+"""Methods that sum as GEP, DP-SGD or RGP with public carriers does."""
 
 IN_SHORT = [*((method,) for method in METHODS if method not in ALIKE), *OTHERS]
 WAYS = EACH if FOLDERS else [*EACH, *OTHERS, *MORE]

@@ -220,6 +220,7 @@ def test_a_pretrained_model_reads_the_texts_with_its_own_tokenizer(made, name):
     assert has_second.all() if name == "entailment" else not has_second.any()
 
 
+@pytest.mark.long
 def test_a_run_learns_and_says_which_texts_it_saw(tmp_path):
     words = ["method=dpsgd", "task=sentiment", "profile=embedded", "device=cpu"]
     few = ["task.dataset_size=1000", "task.test_size=200", "batch_size=250", "epochs=2"]

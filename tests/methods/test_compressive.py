@@ -331,6 +331,7 @@ def test_classifying_digits_runs_too_on_a_linear_model(tmp_path):
     assert privacy["epsilon"]["pure"] <= 8 and privacy["q"] == pytest.approx(360 / 1437)
 
 
+@pytest.mark.long
 def test_without_noise_it_learns_and_without_a_choice_of_entries_it_learns_in_private(tmp_path):
     unsparsified = ["method.kappa=null", "method.psi=none"]
     silent = ["noise=false", "clip=false", "eps=null"]

@@ -18,6 +18,7 @@ from tests.methods.test_lsg import make
 DIGITS = ["task=digits", "profile=embedded", "device=cpu"]
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 2**31),

@@ -214,6 +214,7 @@ def test_no_more_gradients_are_formed_at_once_than_the_layers_tape_holds():
 # Privacy
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 2**31),

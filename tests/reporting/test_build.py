@@ -157,6 +157,7 @@ def test_what_is_not_built_is_said_with_the_nearest_before_the_runs(tmp_path, ca
     assert f"note: {told}\n" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_cell_whose_grid_is_not_tried_is_said_before_the_runs(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
