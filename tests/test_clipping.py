@@ -225,9 +225,16 @@ def test_a_rule_whose_weights_are_not_taken_as_they_are_is_told_of(weight, taken
     assert len(told) == 1
 
 
-@pytest.mark.parametrize("weight", [0.0, 1e-9, -1e-9])
-def test_one_that_keeps_the_bound_is_not(weight, recwarn):
-    check_rule(Greedy(weight))
+class Unguarded(Flat):
+    """Divides by norms of zero, too, of which nothing is left whatever they are multiplied by."""
+
+    def weights(self, norms, bound):
+        return bound / norms
+
+
+@pytest.mark.parametrize("rule", [*map(Greedy, (0.0, 1e-9, -1e-9)), Unguarded()])
+def test_one_that_keeps_the_bound_is_not(rule, recwarn):
+    check_rule(rule)
     assert not recwarn
 
 

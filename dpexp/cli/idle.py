@@ -149,7 +149,7 @@ def _of_length(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield "averaging.decay", f"averaging.warm_up=true in a run of {steps} steps"
     share = averaging.get("share") if averaging.get("name") == "last" else None
     if share is not None and _is_number(share) and 0 < share * steps <= 1.5:
-        yield "averaging", f"averaging.share={share:g}, of {steps} steps the last one alone,"
+        yield "averaging", f"averaging.share={share:g}, of {steps} steps the last one alone"
 
 
 def _of_method(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -220,7 +220,9 @@ def check_rule(clipping: Clipping) -> None:
             _require_same(clipping, some, bound, due)
         others.append((norms[-1:], bound, whole[-1:]))
         held = held_weights(whole, norms, bound)
-        differs = ~torch.isclose(whole.double(), held.double(), CLOSE, 0) & norms.isfinite()
+        differs = (
+            ~torch.isclose(whole.double(), held.double(), CLOSE, 0) & norms.isfinite() & (norms > 0)
+        )
         rows = torch.stack([norms.double(), whole.double(), held.double()], 1)[differs].tolist()
         taken += [
             f"norm {norm:.3g} the weight {weight:.3g} under a clip norm of {bound:g}; it is taken "
