@@ -229,6 +229,16 @@ def test_a_process_that_began_before_the_code_was_changed_keeps_and_finds_nothin
     assert kept.find("a network", parts.model) is None
 
 
+def test_a_process_whose_files_changed_since_it_began_keeps_and_finds_nothing(monkeypatch):
+    assert first_look(built(), CPU) is None
+    (path,) = files()
+    of_another_process(monkeypatch)
+    monkeypatch.setattr(kept.imported, "BEGUN", 0)
+    path.write_text('"kept"')
+    assert first_look(built(), CPU) is None
+    assert path.read_text() == '"kept"'
+
+
 @pytest.mark.parametrize("text", ["", "nonsense", '"(1, 2)"', '"((), {}, [])"', "[1]"])
 def test_what_cannot_be_read_is_tried_again(text, monkeypatch):
     assert first_look(built(), CPU) is None

@@ -149,13 +149,23 @@ def another_device(parts, say):
     say["device"] = torch.device("meta")
 
 
+def weights_in_another_layout(parts, say):
+    parts.model.conv2.weight.data = parts.model.conv2.weight.data.mT.contiguous().mT
+
+
+def coarser_products(parts, say):
+    torch.set_float32_matmul_precision("medium")
+
+
 def other_examples(parts, say):
     say["examples"].crowd.inputs.add_(1)
 
 
-@pytest.mark.parametrize(
-    "change", [one_less, another_loss, a_weight_frozen, another_device, other_examples]
-)
+CHANGES = [one_less, another_loss, a_weight_frozen, another_device, other_examples]
+CHANGES += [weights_in_another_layout, coarser_products]
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_whatever_decides_a_check_is_in_the_key(change):
     parts = built()
     model, task = parts.model, parts.task
@@ -170,7 +180,10 @@ def test_whatever_decides_a_check_is_in_the_key(change):
         asked = replace(task, loss=say["loss"])
         return known.key_of(model, say["parameters"], asked, say["examples"], say["device"])
 
-    before = key()
+    before, products = key(), torch.get_float32_matmul_precision()
     assert key() == before is not None
-    change(parts, say)
-    assert key() != before
+    try:
+        change(parts, say)
+        assert key() != before
+    finally:
+        torch.set_float32_matmul_precision(products)
