@@ -24,6 +24,30 @@ class Kept(torch.autograd.Function):
         return torch.empty_like(anchor)
 
 
+def keep(anchor: Tensor, x: Tensor) -> Tensor:
+    """Keep a tensor for `read`, until the graph goes or what is returned here."""
+    # Not its node alone, which before torch 2.13 lets go of what it saved.
+    return Kept.apply(anchor, x.detach())
+
+
+def read(name: str, kept: Any) -> Tensor:
+    """Return the tensor that `keep` kept of a layer.
+
+    Raises:
+        ConfigError: naming the layer, if the model has changed it in place.
+    """
+    try:
+        (x,) = kept.grad_fn.saved_tensors
+    except RuntimeError as error:
+        if "modified by an inplace operation" not in str(error):
+            raise
+        raise ConfigError(
+            f"Expected the input of layer {name!r} to stay unchanged; the model changed it in "
+            "place before backward reached the layer. Make that operation out of place."
+        ) from None
+    return x
+
+
 class Start(torch.autograd.Function):
     """Starts a graph at a tensor that needs none yet, without a copy.
 

@@ -165,6 +165,27 @@ def _require_rows(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str,
         )
 
 
+def fingerprint(
+    module: nn.Module, order: int, output: Tensor, num_examples: int
+) -> tuple[Tensor, float]:
+    """Return what an output is known again by, and how closely.
+
+    Args:
+        module: it.
+        order: the output's place among its floating ones.
+        output: what it has come to.
+        num_examples: of the batch; 0 where their number is not known.
+
+    Returns:
+        `sums_of` the output, empty where its rows are not the examples', and the largest relative
+        difference of such sums.
+    """
+    rows = output.detach().movedim(axis_of(module, order), 0)
+    has_rows = num_examples and len(rows) % num_examples == 0
+    sums = sums_of(rows, num_examples) if has_rows else torch.zeros(0, 2)
+    return sums, SAME.get(output.dtype, 0.1)
+
+
 def sums_of(output: Tensor, num_examples: int) -> Tensor:
     """Return sums by which an example's outputs are known again, [n, 2] in float64."""
     each = output.double().reshape(num_examples, -1)

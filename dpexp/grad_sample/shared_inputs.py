@@ -148,6 +148,20 @@ def _counted(rows: set[int]) -> str:
     return f"{' or '.join(map(str, sorted(rows)))} rows"
 
 
+def is_for_all(module: nn.Module, inputs: Sequence[Any], num_examples: int) -> bool:
+    """Return whether a module is called once for all examples: on one row, or on positions.
+
+    Args:
+        module: as it is called.
+        inputs: all that it is called with, flattened.
+        num_examples: of this batch; with 0 it is not.
+    """
+    if num_examples == 0 or example_inputs(module, inputs, num_examples):
+        return False
+    tensors = [each for each in inputs if isinstance(each, Tensor) and each.ndim]
+    return all(len(each) == 1 or not each.is_floating_point() for each in tensors)
+
+
 def example_inputs(
     module: nn.Module, inputs: Sequence[Any], num_examples: int, rows: int = 0
 ) -> list[int]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,16 +12,17 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
+from dpexp.grad_sample.adding import Adding, formed, single
 from dpexp.grad_sample.attention import Attentions
 from dpexp.grad_sample.freezing import freeze, thaw
-from dpexp.grad_sample.graph import Before, Boundary, Kept, Start, standing_alone
+from dpexp.grad_sample.graph import Before, Boundary, Start, keep, read, standing_alone
 from dpexp.grad_sample.hooking import hooked_layers, is_untried, taken_apart
-from dpexp.grad_sample.modules import SAME, flattened, gradients_of, sums_of
+from dpexp.grad_sample.modules import fingerprint, flattened, gradients_of
 from dpexp.grad_sample.reading import Readings
-from dpexp.grad_sample.rules import FormedGrads, GroupedGrads, SummedGrads, alone, layer_grads_of
+from dpexp.grad_sample.rules import layer_grads_of
 from dpexp.grad_sample.shared_inputs import (
     axis_of,
-    example_inputs,
+    is_for_all,
     is_trial,
     require_tried_once_for_all,
     require_tried_with_rows,
@@ -67,7 +67,7 @@ class Tape:
             ConfigError: for a layer that mixes examples, or parameters that overlap; the message
                 names it.
         """
-        self._model, self._on_layer = model, on_layer
+        self._model = model
         self._num_examples, self._views = 0, 1
         self._shape: tuple[int, ...] = ()
         self._awaited: set[str] = set()
@@ -75,11 +75,9 @@ class Tape:
         self._inputs: dict[Use, list[Any]] = {}  # what `Kept` gave, and what is no tensor
         # Of modules without a rule, with what they are called with.
         self._before: dict[str, tuple[Before, tuple[Any, ...], dict[str, Any]]] = {}
-        self._parts: dict[str, list[tuple[LayerGrads, str]]] = {}  # of parameters with several uses
         self._sums: dict[Use, list[tuple[Tensor, float]]] = {}
         self._readings = Readings(self._take_read)
         self._takes: dict[str, int] = {}  # how often a parameter of a module has gradients
-        self._totals: dict[tuple[str, str], Tensor] = {}  # of what was read several times
         self.repeated: set[str] = set()
         self.apart: set[str] = set()
         self._anchor = torch.empty(0, requires_grad=True)
@@ -88,9 +86,7 @@ class Tape:
         self._layers = hooked_layers(model, parameters)
         apart = taken_apart(model, self._layers)
         self._attentions = Attentions(apart, self._sees_nothing, self.apart.add)
-        places = [full for hooked in self._layers.values() for full in hooked.names.values()]
-        self._tied = {full for full in places if places.count(full) > 1}
-        self._matrices = {full for full in places if model.get_parameter(full).ndim > 1}
+        self._adding = Adding(model, self._layers, on_layer)
         self._trained = [p for p in model.parameters() if p.requires_grad]
         self.attach()
 
@@ -122,9 +118,9 @@ class Tape:
             shape: of one row.
         """
         self._num_examples, self._views, self._shape = num_examples, views, tuple(shape)
-        self._uses, self._inputs, self._before, self._parts, self._sums = {}, {}, {}, {}, {}
+        self._uses, self._inputs, self._before, self._sums, self._takes = {}, {}, {}, {}, {}
         self._awaited = set(self._layers)
-        self._takes, self._totals = {}, {}
+        self._adding.forget()
         self._readings.forget()
 
     def backward(self, loss: Tensor) -> None:
@@ -151,12 +147,8 @@ class Tape:
         Raises:
             ConfigError: naming the layers that took no part in the loss.
         """
-        missed = {
-            name
-            for name in self._awaited
-            # A use of tied weights may be left out where another takes part.
-            if not all(full in self._parts for full in self._layers[name].names.values())
-        }
+        # A use of tied weights may be left out where another takes part.
+        missed = {name for name in self._awaited if not self._adding.has_part(name)}
         if missed:
             words = sorted(name or "the model itself" for name in missed)
             if self.apart & {self._layers[name].owner for name in missed}:
@@ -172,10 +164,7 @@ class Tape:
         for name, own in self._readings.unmet():  # no part in the loss, where others have one
             held = self._layers[name].module.get_parameter(own)
             self._take_read(name, own, held.new_zeros(self._num_examples, *held.shape))
-        for full in list(self._parts):
-            owner, _, own = full.rpartition(".")
-            parts = tuple(self._parts.pop(full))
-            self._on_layer(owner, SummedGrads(parts, (own,)))
+        self._adding.finish()
 
     @property
     def not_called(self) -> set[str]:
@@ -227,7 +216,7 @@ class Tape:
         if self._is_mapped(name, [output]):
             return None
         (x,), given = taken, output
-        if self._is_the_same_for_all(layer, [x]):
+        if is_for_all(layer, [x], self._num_examples):
             self._require_tried(name)
             require_tried_once_for_all(name, layer)
             self.repeated.add(self._layers[name].owner)
@@ -235,7 +224,7 @@ class Tape:
         self._note_rows(name, output)
         self._start_graph(output)
         output = standing_alone(layer, output)
-        kept: list[Any] = [self._keep(x)]
+        kept: list[Any] = [keep(self._anchor, x)]
         if not self._is_backward:  # else a checkpointed part, computed again
             use = self._next_use(name)
             # Kept here, not by the hook, which lives as long as the graph: the layer is done
@@ -275,13 +264,13 @@ class Tape:
             return None
         before.require_repeatable(name, module)
         leaves, spec = flattened((args, kwargs))
-        kept = [self._keep(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        kept = [keep(self._anchor, leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         given, form = flattened(output)
         if any(isinstance(each, PackedSequence) for each in (*args, *kwargs.values())):
             self.apart.add(self._layers[name].owner)  # by time, not by example
         floating = [place for place, leaf in enumerate(given) if _is_floating(leaf)]
         self._require_tried(name)
-        if self._is_the_same_for_all(module, leaves):
+        if is_for_all(module, leaves, self._num_examples):
             require_tried_once_for_all(name, module)
             self.repeated.add(self._layers[name].owner)
             for place in floating:
@@ -296,7 +285,7 @@ class Tape:
         if use is not None:
             self._inputs[use] = kept
             self._sums[use] = [
-                self._fingerprint(module, order, given[place])
+                fingerprint(module, order, given[place], self._num_examples)
                 for order, place in enumerate(floating)
             ]
         if len(floating) == 1 and given[floating[0]].requires_grad:
@@ -315,13 +304,6 @@ class Tape:
         if is_mapped:
             self.apart.add(self._layers[name].owner)
         return is_mapped
-
-    def _is_the_same_for_all(self, module: nn.Module, inputs: list[Any]) -> bool:
-        """Return whether a module is called once for all examples: on one row, or on positions."""
-        if self._num_examples == 0 or example_inputs(module, inputs, self._num_examples):
-            return False
-        tensors = [each for each in inputs if isinstance(each, Tensor) and each.ndim]
-        return all(len(each) == 1 or not each.is_floating_point() for each in tensors)
 
     def _require_tried(self, name: str) -> None:
         if is_untried(self._model):
@@ -343,13 +325,6 @@ class Tape:
         if output.ndim == 0 or len(output) % max(n, 1) or len(output) < min(n, 1):
             self.apart.add(self._layers[name].owner)
 
-    def _fingerprint(self, module: nn.Module, order: int, output: Tensor) -> tuple[Tensor, float]:
-        """Return what an output is known again by, and how closely."""
-        rows = output.detach().movedim(axis_of(module, order), 0)
-        n = self._num_examples
-        sums = sums_of(rows, n) if n and len(rows) % n == 0 else torch.zeros(0, 2)
-        return sums, SAME.get(output.dtype, 0.1)
-
     def _next_use(self, name: str) -> Use:
         self._uses[name] = self._uses.get(name, 0) + 1
         return Use(name, self._uses[name])
@@ -364,25 +339,9 @@ class Tape:
         if not output.requires_grad:  # nothing before it is trained: the graph starts here
             Start.apply(self._anchor, output)
 
-    def _keep(self, x: Tensor) -> Tensor:
-        # Not its node alone, which before torch 2.13 lets go of what it saved.
-        return Kept.apply(self._anchor, x.detach())
-
-    def _read(self, name: str, kept: Any) -> Tensor:
-        try:
-            (x,) = kept.grad_fn.saved_tensors
-        except RuntimeError as error:
-            if "modified by an inplace operation" not in str(error):
-                raise
-            raise ConfigError(
-                f"Expected the input of layer {name!r} to stay unchanged; the model changed it in "
-                "place before backward reached the layer. Make that operation out of place."
-            ) from None
-        return _single(x)
-
     def _after_rules_backward(self, use: Use, dh: Tensor) -> None:
         name, hooked = use.name, self._layers[use.name]
-        x = self._read(name, self._inputs.pop(use)[0])
+        x = single(read(name, self._inputs.pop(use)[0]))
         rows = len(x) // max(self._num_examples, 1)
         if rows > 1:
             self._require_tried(name)
@@ -397,18 +356,18 @@ class Tape:
                 "choose among its outputs."
             )
         self._awaited.discard(name)
-        layer_grads = layer_grads_of(name, hooked.module, x, _single(dh), rows * self._views)
+        layer_grads = layer_grads_of(name, hooked.module, x, single(dh), rows * self._views)
         wanted = {own: hooked.names[own] for own in layer_grads.parameters if own in hooked.names}
-        self._pass_on(hooked.owner, layer_grads, wanted, self._uses[name])
+        self._adding.take(hooked.owner, layer_grads, wanted, self._uses[name])
 
     def _after_modules_backward(self, use: Use, spec: Any, gradients: tuple[Tensor, ...]) -> None:
         name, hooked = use.name, self._layers[use.name]
         leaves = [
-            self._read(name, each) if isinstance(each, Tensor) else each
+            single(read(name, each)) if isinstance(each, Tensor) else each
             for each in self._inputs.pop(use)
         ]
         args, kwargs = pytree.tree_unflatten(leaves, spec)
-        dh = [_single(each) for each in gradients]
+        dh = [single(each) for each in gradients]
         self._awaited.discard(name)
         if self._num_examples and axis_of(hooked.module, 0) == 0:
             rows = len(dh[0]) // self._num_examples
@@ -432,58 +391,14 @@ class Tape:
             layer, _, parameter = full_name(name, own).rpartition(".")
             by_layer.setdefault(layer, {})[parameter] = own
         for layer, names in by_layer.items():
-            formed: LayerGrads = FormedGrads(
-                {each: found[own] for each, own in names.items()}, tuple(names)
-            )
-            if self._views > 1:
-                formed = GroupedGrads(formed, self._views)
+            grads = formed({each: found[own] for each, own in names.items()}, self._views)
             wanted = {each: hooked.names[own] for each, own in names.items()}
-            self._pass_on(layer, formed, wanted, self._takes[name])
+            self._adding.take(layer, grads, wanted, self._takes[name])
 
     def _take_read(self, name: str, own: str, gradients: Tensor) -> None:
         self._awaited.discard(name)
-        wanted = {own: self._layers[name].names[own]}
-        total = _single(gradients)
-        if self._takes[name] > 1 or self._tied & {*wanted.values()}:
-            # Added up at once: every read entry of a table has gradients as large as the table.
-            if (name, own) in self._totals:
-                self._totals[name, own] += total
-                return
-            total = self._totals[name, own] = total.clone()
-        formed: LayerGrads = FormedGrads({own: total}, (own,))
-        if self._views > 1:
-            formed = GroupedGrads(formed, self._views)
-        self._pass_on(name, formed, wanted, self._takes[name])
-
-    def _pass_on(
-        self, layer: str, layer_grads: LayerGrads, wanted: Mapping[str, str], uses: int
-    ) -> None:
-        """Pass gradients on at once, or keep them until those of all uses are there.
-
-        One matrix at most is passed on at a time.
-        """
-        matrices = [own for own, full in wanted.items() if full in self._matrices]
-        if len(matrices) > 1:
-            for own in matrices:
-                self._pass_on(layer, alone(layer_grads, own), {own: wanted[own]}, uses)
-            wanted = {own: full for own, full in wanted.items() if own not in matrices}
-        at_once = tuple(own for own, full in wanted.items() if uses == 1 and full not in self._tied)
-        if at_once:
-            self._on_layer(layer, _only(layer_grads, at_once))
-        for own, full in wanted.items():
-            if own not in at_once:
-                self._parts.setdefault(full, []).append((_only(layer_grads, (own,)), own))
-
-
-def _only(layer_grads: LayerGrads, parameters: tuple[str, ...]) -> LayerGrads:
-    """Return a layer's gradients of some of its parameters alone."""
-    return replace(cast(Any, layer_grads), parameters=parameters)
+        self._adding.take_read(name, own, gradients, self._views, self._takes[name])
 
 
 def _is_floating(leaf: Any) -> bool:
     return isinstance(leaf, Tensor) and leaf.is_floating_point()
-
-
-def _single(tensor: Tensor) -> Tensor:
-    """Bring what autocast halved to float32: norms and sums want its precision."""
-    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor

@@ -310,7 +310,7 @@ def test_an_empty_micro_batch_and_another_after_it(kind):
         for n in (2, 3):
             tape.expect(n)
             tape.backward(F.cross_entropy(model(x[:n]), y[:n]))
-        assert not tape._inputs and not tape._parts
+        assert not tape._inputs and tape._adding.is_empty
 
 
 def test_no_view_of_what_autograd_saved_is_changed_unnoticed():
