@@ -27,9 +27,9 @@ def warn_caller(message: str) -> None:
 
 
 @contextmanager
-def told_if_long(words: str, seconds: float = PATIENCE) -> Iterator[None]:
-    """Log words if what is within takes longer than so many seconds."""
-    timer = threading.Timer(seconds, log.info, [words])
+def told_if_long(words: str, seconds: float | None = None) -> Iterator[None]:
+    """Log words if what is within takes longer than so many seconds; None: `PATIENCE`."""
+    timer = threading.Timer(PATIENCE if seconds is None else seconds, log.info, [words])
     timer.daemon = True
     timer.start()
     try:

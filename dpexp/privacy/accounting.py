@@ -29,6 +29,7 @@ from dpexp.privacy.rdp import rdp_epsilon, rdp_per_step
 from dpexp.privacy.whole_orders import whole_orders_rdp
 from dpexp.records.caches import Kept
 from dpexp.types import ConfigError, counted
+from dpexp.warned import told_if_long
 
 RELATIVE_ERROR = 2e-3
 """Error allowed in PRV's epsilon, as a fraction of RDP's epsilon (ours)."""
@@ -230,19 +231,31 @@ def calibrate(q: float, steps: int, delta: float, target: float) -> tuple[float,
     Guarantees:
         (1 - TOLERANCE) * target <= epsilon(sigma) <= target under the named accountant.
     """
+    kept, name = Kept("multipliers", _version()), f"{q!r} {steps} {delta!r} {target!r}"
+    found = kept.get(name)
+    with suppress(PRVFailed, ArithmeticError, TypeError, ValueError):
+        sigma = float(found)
+        least = target * (1 - TOLERANCE)
+        if (
+            0 < sigma <= MOST_NOISE
+            and least <= prv_epsilon(q, sigma, steps, delta, steps) <= target
+        ):
+            return sigma, "prv"
+    with told_if_long("finding the noise for this budget"):
+        sigma, accountant = _found(q, steps, delta, target)
+    if accountant == "prv":  # else PRV may have failed for lack of memory
+        kept.put(name, sigma)
+    return sigma, accountant
+
+
+def _found(q: float, steps: int, delta: float, target: float) -> tuple[float, str]:
+    """Return what `calibrate` does, without a look into its cache."""
 
     def by_rdp(sigma: float) -> float:
         return rdp_epsilon(q, sigma, steps, delta)
 
     def by_prv(sigma: float) -> float:
         return prv_epsilon(q, sigma, steps, delta, steps)
-
-    kept, name = Kept("multipliers", _version()), f"{q!r} {steps} {delta!r} {target!r}"
-    found = kept.get(name)
-    with suppress(PRVFailed, ArithmeticError, TypeError, ValueError):
-        sigma = float(found)
-        if 0 < sigma <= MOST_NOISE and target * (1 - TOLERANCE) <= by_prv(sigma) <= target:
-            return sigma, "prv"
 
     def limit(epsilon: float) -> float:
         return limit_multiplier(q, steps, delta, epsilon)
@@ -259,7 +272,7 @@ def calibrate(q: float, steps: int, delta: float, target: float) -> tuple[float,
         return limit(epsilon)
 
     try:
-        sigma = _least(by_prv, target, guess)
+        return _least(by_prv, target, guess), "prv"
     except (PRVFailed, ArithmeticError):
         try:
             by_rdp_sigma = _least(by_rdp, target, limit)
@@ -270,11 +283,9 @@ def calibrate(q: float, steps: int, delta: float, target: float) -> tuple[float,
                 f"{counted(steps, 'step')} of sampling probability {q:.3g}; ask for {other}."
             ) from None
         try:  # the limit may be far off, where PRV fails and a search from it goes astray
-            sigma = _least(by_prv, target, lambda _: by_rdp_sigma)
+            return _least(by_prv, target, lambda _: by_rdp_sigma), "prv"
         except (PRVFailed, ArithmeticError):
-            return by_rdp_sigma, "rdp"  # not cached: PRV may have failed for lack of memory
-    kept.put(name, sigma)
-    return sigma, "prv"
+            return by_rdp_sigma, "rdp"
 
 
 @lru_cache(maxsize=1)
