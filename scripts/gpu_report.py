@@ -20,15 +20,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from dpexp.cli import errors
-from dpexp.distributed.ranks import choose_device
 from dpexp.records import git_commit, write_atomically
 from dpexp.types import ConfigError
-from scripts.bench.__main__ import CASES, stem_of
-from scripts.bench.words import Parser
+from scripts.bench.words import STEPS, Parser
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 BUSY = {"vision": (512, 9), "language": (64, 9), "recipes-vision": (512, 5)}
 """Batch and rounds of a case on a GPU (ours); others take 256 examples and five rounds."""
@@ -61,7 +61,7 @@ def parts(device: str, results: Path) -> list[Part]:
     """Return all parts, the tests first: a number of what is wrong is worth nothing."""
     python = [sys.executable, "-m"]
     found = [("tests", [*python, "pytest", "-q", "tests/test_cuda.py"])]
-    for name in (*CASES, "gep"):
+    for name in (*STEPS, "gep"):
         batch, rounds = BUSY.get(name, (256, 5))
         words = ["--only", name, "--device", device, "--results", str(results)]
         sizes = [] if name == "gep" else ["--batch", str(batch), "--rounds", str(rounds)]
@@ -71,6 +71,8 @@ def parts(device: str, results: Path) -> list[Part]:
 
 def ledger(path: Path) -> pd.DataFrame:
     """Return what was done before: a row a part; of columns `COLUMNS`."""
+    import pandas as pd  # slow, as is torch: a mistake in the words waits for neither
+
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     return pd.read_csv(StringIO(text)) if text else pd.DataFrame(columns=COLUMNS)
 
@@ -108,6 +110,8 @@ def report(todo: Sequence[Part], path: Path, minutes: float, commit: str) -> int
         minutes: in all.
         commit: of the code.
     """
+    import pandas as pd
+
     ends, left = time.monotonic() + 60 * minutes, 0
     for part in todo:
         before, room = ledger(path), ends - time.monotonic()
@@ -143,6 +147,9 @@ def main() -> int:
         for part in parts(arguments.device, arguments.results):
             print(f"{part.name} (at most {part.minutes:g} min): {' '.join(part.command[1:])}")
         return 0
+    from dpexp.distributed.ranks import choose_device
+    from scripts.bench.measuring import stem_of
+
     stem = stem_of(choose_device(arguments.device), arguments.results)
     path = stem.with_name(f"{stem.name}-report.csv")
     left = report(parts(arguments.device, arguments.results), path, arguments.minutes, commit)

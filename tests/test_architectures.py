@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from dpexp.cli import CONF
-from dpexp.cli import models as page
+from dpexp.cli import models_page as page
 from dpexp.cli.architectures import Architecture, architectures
-from dpexp.cli.models import BEGIN, END, TRAINS, examine, refusals
+from dpexp.cli.models_page import BEGIN, END, TRAINS, examine, refusals
 from dpexp.cli.trainability import METHODS, built, refusal
 from tests.marks import few, long
 

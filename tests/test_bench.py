@@ -11,8 +11,9 @@ from dpexp import kernels
 from dpexp.data import Examples
 from dpexp.methods.rgp import RGP
 from dpexp.types import ConfigError
-from scripts.bench import __main__ as bench
 from scripts.bench import convolutions, language, recipes, steps
+from scripts.bench import measuring as bench
+from scripts.bench.words import read
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -170,24 +171,24 @@ def test_convolutions_are_timed_where_they_are_taken_and_the_page_has_them(monke
 )
 def test_a_word_of_the_bench_that_is_said_twice_is_refused(words):
     with pytest.raises(ConfigError, match=r"--(examples|rounds?|device) is said twice, as \w+ and"):
-        bench.read(words)
+        read(words)
 
 
 def test_convolutions_are_a_cpus(monkeypatch):
     with pytest.raises(ConfigError, match="--device=cpu of convolutions"):
-        bench.read(["--only", "convolutions", "--device", "cuda"])
-    monkeypatch.setattr(bench, "compiled", lambda: None)
+        read(["--only", "convolutions", "--device", "cuda"])
+    monkeypatch.setattr(kernels, "compiled", lambda: None)
     with pytest.raises(ConfigError, match="did not compile"):
-        bench.read(["--only", "convolutions"])
+        read(["--only", "convolutions"])
 
 
-def test_what_does_not_fit_in_memory_is_told_in_a_line(monkeypatch):
-    def too_large():
+def test_what_does_not_fit_in_memory_is_told_in_a_line(monkeypatch, tmp_path):
+    def too_large(*_):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: 1228800000000 bytes.")
 
-    monkeypatch.setattr(bench, "read", too_large)
+    monkeypatch.setattr(bench, "measure", too_large)
     with pytest.raises(ConfigError, match="smaller --batch"):
-        bench.main()
+        bench.run(read(["--only", "vision", f"--results={tmp_path}"]))
 
     def killed(command, **_):
         return bench.subprocess.CompletedProcess(command, -9, "", "")

@@ -14,8 +14,8 @@ import dpexp
 from dpexp.models.language import TextClassifier
 from dpexp.models.wrn import WideResNet
 from dpexp.types import ConfigError
-from scripts.bench import __main__ as bench
 from scripts.bench import runs
+from scripts.bench import words as command
 from scripts.bench.peers import minilm, sentences, wrn
 from scripts.bench.runs import cases, children, examples
 from scripts.bench.runs.cases import BY_LENGTH, DP_SGD, NONPRIVATE, UNIT, Sizes
@@ -270,8 +270,8 @@ def test_the_page_has_ratios_within_rounds_and_says_who_is_missing(root):
 )
 def test_only_run_is_both_cases_and_nothing_else_is(only, chosen):
     words = [] if only is None else ["--only", only]
-    assert bench.whole(bench.read(words).only) == chosen
-    assert bench.whole(bench.read([f"--only={only or 'vision'}"]).only) == chosen
+    assert command.whole(command.read(words).only) == chosen
+    assert command.whole(command.read([f"--only={only or 'vision'}"]).only) == chosen
 
 
 @pytest.mark.parametrize(
@@ -293,7 +293,7 @@ def test_only_run_is_both_cases_and_nothing_else_is(only, chosen):
 )
 def test_wrong_words_are_told_in_one_line(words, told):
     with pytest.raises(ConfigError) as error:
-        bench.read(words)
+        command.read(words)
     assert re.search(told, str(error.value)) and "\n" not in str(error.value)
 
 

@@ -10,7 +10,7 @@ from dpexp.cli import errors
 from dpexp.cli.config_cache import Configs
 from dpexp.cli.groups import options_of
 from dpexp.privacy.accounting import calibrate
-from dpexp.privacy.calibration import num_steps
+from dpexp.privacy.budget import num_steps
 from dpexp.reporting.collect import cells
 from dpexp.reporting.schema import spec
 from tests.marks import few

@@ -7,7 +7,7 @@ import time
 import pandas as pd
 
 from scripts import gpu_report
-from scripts.bench.__main__ import CASES
+from scripts.bench.words import STEPS
 from scripts.gpu_report import Part, report
 
 
@@ -21,7 +21,7 @@ def outcomes(path):
 
 def test_every_bench_is_a_part_and_all_fit_together(tmp_path):
     parts = gpu_report.parts("cuda", tmp_path)
-    assert [each.name for each in parts] == ["tests", *CASES, "gep"]
+    assert [each.name for each in parts] == ["tests", *STEPS, "gep"]
     assert all("cuda" in each.command for each in parts[1:])
     assert sum(each.minutes for each in parts) <= 25
 
@@ -52,7 +52,7 @@ def test_a_dry_run_says_what_it_would_do_and_makes_nothing(tmp_path, capsys, mon
     monkeypatch.setattr(sys, "argv", ["gpu_report", "--dry", "--results", str(tmp_path)])
     assert gpu_report.main() == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.partition(" ")[0] for line in lines] == ["tests", *CASES, "gep"]
+    assert [line.partition(" ")[0] for line in lines] == ["tests", *STEPS, "gep"]
     assert not list(tmp_path.iterdir())
 
 

@@ -139,7 +139,7 @@ OTHER_SEEDS["random.Random"] |= {"dpexp.cli.soak"}
 OTHER_SEEDS["default_rng"] |= {"dpexp.cli.transcripts", "dpexp.cli.verdicts"}
 OTHER_SEEDS["torch.Generator"] |= {"dpexp.cli.trainability"}  # small models with random weights
 OTHER_SEEDS["default_rng"] |= {"dpexp.training.probing.sketch"}  # signs, where draws are fixed
-OTHER_SEEDS["manual_seed"] |= OTHER_SEEDS["torch.Generator"] | {"dpexp.cli.models"}
+OTHER_SEEDS["manual_seed"] |= OTHER_SEEDS["torch.Generator"] | {"dpexp.cli.models_page"}
 
 
 def module_of(path):

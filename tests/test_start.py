@@ -1,5 +1,6 @@
 """What a command imports before it answers."""
 
+import json
 import os
 import subprocess
 import sys
@@ -60,6 +61,64 @@ def test_a_run_imports_what_it_needs_and_a_look_up_no_torch(tmp_path, programs):
     kept.write_text('"' + "0" * 64 + '"')
     error = again()
     assert "the data of digits were" in error and "000000000000" in error, "it is compared"
+
+
+MISTAKES = {
+    "all": "profile=embeded",
+    "artifact": "table99",
+    "attack": "seconds=0",
+    "audit": "methods=nothing",
+    "bench": "--only=nothing",
+    "check_method": "method=nothing",
+    "gpu_report": "--minutes=0",
+    "lira": "shadows=1",
+    "models": "nothing",
+    "noise": "nothing=1",
+    "readme": "nothing=1",
+    "search": "method=nothing",
+    "soak": "nothing=1",
+    "transcripts": "nothing=1",
+    "tune": "table99",
+    "verdicts": "nothing=1",
+    "verify": "nowhere",
+    "wandb_view": "nothing=1",
+}
+"""What no program of scripts/ takes, by program."""
+
+OTHERS = (("dpexp.cli", "predict nowhere x"), ("dpexp.cli", "predict --help"))
+
+PROGRAMS = """
+import contextlib, io, json, runpy, sys
+for name, words in json.loads(sys.argv[1]):
+    sys.argv[1:] = words.split()
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        try:
+            runpy.run_module(name, run_name="__main__")
+        except SystemExit as end:
+            code = end.code
+    heavy = sorted({"torch", "pandas", "matplotlib", "sklearn"} & {*sys.modules})
+    print(json.dumps([name, words, code, said.getvalue(), heavy]))
+"""
+
+
+def test_help_and_a_mistake_of_every_program_wait_for_nothing_heavy(tmp_path):
+    """Torch takes a second or more, and half a second each of the others."""
+    programs = {path.stem for path in (ROOT / "scripts").iterdir() if path.stem[0] not in "_."}
+    assert {*MISTAKES} == programs
+    asked = [(f"scripts.{name}", w) for name in MISTAKES for w in ("--help", MISTAKES[name])]
+    asked += OTHERS
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAMS, json.dumps(asked)],
+        cwd=ROOT, env=environment(tmp_path), capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    for line in done.stdout.splitlines():
+        name, words, code, said, heavy = json.loads(line)
+        is_help = "--help" in words
+        assert (code or 0) == (0 if is_help else 2), (name, words, said)
+        assert said.startswith("error: ") != is_help, (name, words, said)
+        assert not heavy, (name, words)
+    assert len(done.stdout.splitlines()) == len(asked)
 
 
 def test_only_fingerprints_are_taken_for_one_and_only_of_data_that_no_file_decides(

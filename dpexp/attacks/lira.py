@@ -5,16 +5,17 @@ Index legend: k models, n examples, c classes.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import torch
-from scipy.stats import norm
-from torch import Tensor
 
 from dpexp.attacks.roc import Roc, roc
 from dpexp.types import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LEAST = 4
 """Least number of models (ours): with three, a target has two shadow models, and an example is
@@ -44,7 +45,7 @@ def confidences(logits: Tensor, targets: Tensor) -> Tensor:
         [n]; the cross-entropy is log(1 + exp(-confidence)), a decreasing function of it.
     """
     index = targets[:, None]
-    rest = logits.scatter(1, index, -torch.inf).logsumexp(1)
+    rest = logits.scatter(1, index, -math.inf).logsumexp(1)
     return logits.gather(1, index).squeeze(1) - rest
 
 
@@ -83,6 +84,8 @@ def fit(values: np.ndarray, mask: np.ndarray, *, is_shared: bool) -> Gaussian:
 
 def online(observed: np.ndarray, inside: Gaussian, outside: Gaussian) -> np.ndarray:
     """Return the log likelihood ratio of "trained on" to "not" (Algorithm 1), [n]."""
+    from scipy.stats import norm  # takes a second, which a mistake in a command does not wait for
+
     return norm.logpdf(observed, *inside) - norm.logpdf(observed, *outside)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from sklearn.metrics import auc, roc_curve
 
 
 @dataclass(frozen=True)
@@ -25,6 +24,8 @@ class Roc:
     @property
     def auc(self) -> float:
         """Area under the curve; 0.5 is chance."""
+        from sklearn.metrics import auc  # slow to import
+
         return float(auc(self.fpr, self.tpr))
 
     @property
@@ -51,6 +52,8 @@ def roc(scores: np.ndarray, is_member: np.ndarray) -> Roc:
         scores: of any shape; a higher score means more likely a member; NaN is left out.
         is_member: of the same shape; both classes must remain.
     """
+    from sklearn.metrics import roc_curve
+
     is_known = np.isfinite(scores)
     truth = is_member[is_known]
     fpr, tpr, _ = roc_curve(truth, scores[is_known], drop_intermediate=False)

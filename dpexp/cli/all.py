@@ -39,8 +39,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from dpexp.cli import folders, groups, idle, many, plan, sent_tables
 from dpexp.cli.arguments import (
@@ -55,12 +54,14 @@ from dpexp.cli.artifact import AS_PUBLISHED, NAMES, SHARED, exit_code, require_s
 from dpexp.cli.cost_model import CostModel, examples
 from dpexp.cli.launchers import check, launch
 from dpexp.cli.suite import OWN, PAPERS, Suite, choose, lacks, natural
-from dpexp.distributed import ranks
 from dpexp.reporting import collect
 from dpexp.reporting.collect import build, cells
 from dpexp.reporting.render import exports, page
 from dpexp.reporting.schema import spec
 from dpexp.types import counted
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -194,6 +195,8 @@ def _run(
 
 
 def _device(request: Request) -> torch.device:
+    from dpexp.distributed import ranks
+
     chosen = [w.partition("=")[2] for w in request.overrides if w.startswith("device=")]
     return ranks.choose_device(chosen[-1] if chosen else "auto")
 

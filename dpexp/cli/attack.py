@@ -20,16 +20,16 @@ Exit code: 0 if none moves its sum by more than (1 + 1e-6) C, 1 if one does, 2 f
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from dpexp.attacks.influence import Target, climb
-from dpexp.attacks.influence_forms import FORMS
-from dpexp.attacks.influence_networks import NETWORKS
 from dpexp.cli.arguments import Reader, exit_code_of, listed, only, positive, whole
 from dpexp.types import ConfigError
 
+if TYPE_CHECKING:
+    from dpexp.attacks.influence import Target
+
 ALLOWED = 1 + 1e-6
-TARGETS: Mapping[str, Target] = {**FORMS, **NETWORKS}
 READERS: dict[str, Reader] = {"seconds": positive, "seed": whole(0), "only": listed}
 
 
@@ -40,16 +40,22 @@ def main(words: Sequence[str]) -> int:
 
 def _main(words: Sequence[str]) -> int:
     given = {"seconds": 600.0, "seed": 0, "only": ("",), **only(words, READERS)}
-    chosen = [name for name in TARGETS if any(part in name for part in given["only"])]
+    # A mistake in the words does not wait for torch.
+    from dpexp.attacks.influence import climb
+    from dpexp.attacks.influence_forms import FORMS
+    from dpexp.attacks.influence_networks import NETWORKS
+
+    targets: dict[str, Target] = {**FORMS, **NETWORKS}
+    chosen = [name for name in targets if any(part in name for part in given["only"])]
     if not chosen:
         raise ConfigError(
-            f"Expected only= to name some of: {'; '.join(TARGETS)}; got {','.join(given['only'])}."
+            f"Expected only= to name some of: {'; '.join(targets)}; got {','.join(given['only'])}."
         )
     worst = 0.0
     print(f"{'':38}{'moved, C':>12}{'in float32':>12}{'tried':>8}{'seed':>12}")
     for place, name in enumerate(chosen):
-        seed = given["seed"] * len(TARGETS) + place
-        result = climb(TARGETS[name], given["seconds"] / len(chosen), seed)
+        seed = given["seed"] * len(targets) + place
+        result = climb(targets[name], given["seconds"] / len(chosen), seed)
         line = f"{name:38}{result.moved:12.8f}{result.calm:12.8f}{result.tried:8}{seed:12}"
         print(line, flush=True)
         if result.moved > ALLOWED:

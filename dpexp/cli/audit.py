@@ -32,13 +32,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from dpexp import records
-from dpexp.attacks import distinguishing
-from dpexp.attacks import trials as two_worlds
 from dpexp.cli import audit_page, idle, lookup, many, verify
 from dpexp.cli.arguments import (
     changing,
@@ -53,9 +49,11 @@ from dpexp.cli.audited import FIRST, SIZES, Subject, subjects_of
 from dpexp.cli.composition import compose
 from dpexp.cli.execution import execute
 from dpexp.cli.parts import build_parts, require_begin
-from dpexp.distributed import ranks
 from dpexp.distributed.pool import Ended
 from dpexp.types import ConfigError, require_word
+
+if TYPE_CHECKING:
+    from dpexp.attacks import trials as two_worlds
 
 COMMON = ("task=digits", "profile=embedded")
 
@@ -105,6 +103,10 @@ class Audit:
 
 def audit(asked: Audit) -> audit_page.Row:
     """Audit one method both ways, on one thread."""
+    import torch
+
+    from dpexp.attacks import distinguishing
+
     torch.set_num_threads(1)
     result: dict[str, Any] = {}
     directory = None
@@ -139,6 +141,9 @@ def audit(asked: Audit) -> audit_page.Row:
 
 
 def _play(config: dict[str, Any], trials: int, steps: int) -> two_worlds.Trials:
+    from dpexp.attacks import trials as two_worlds
+    from dpexp.distributed import ranks
+
     if "loop" in config:
         return two_worlds.of_votes(config, trials)
     config = two_worlds.small(config)
@@ -226,6 +231,8 @@ def _main(words: Sequence[str]) -> int:
     require_kept(audit_page.paths_of(stem)[0], audit_page.is_of(stem, above, ids))
     asked = [run for run in runs if run is not None]
     lookup.require_here(asked)
+    from dpexp.attacks import trials as two_worlds
+
     undone = [run for run in asked if records.find(run["results"], run) is None]
     require_begin(
         [*undone, *map(two_worlds.small, games)]

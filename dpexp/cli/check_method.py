@@ -27,21 +27,20 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dpexp.attacks import distinguishing
-from dpexp.attacks import trials as two_worlds
-from dpexp.attacks.soundness import LATER, Verdict, check
 from dpexp.cli import idle
 from dpexp.cli.arguments import exit_code_of, split, text, whole
 from dpexp.cli.composition import compose
 from dpexp.cli.parts import build_parts
-from dpexp.distributed import ranks
 from dpexp.privacy.stated import statement_of
 from dpexp.records.rounded import at_least, at_most
-from dpexp.training.parts import Parts
 from dpexp.training.progress import folded
 from dpexp.types import counted
+
+if TYPE_CHECKING:
+    from dpexp.attacks.soundness import Verdict
+    from dpexp.training.parts import Parts
 
 
 def _trials(word: str) -> int:
@@ -77,6 +76,9 @@ def _main(words: Sequence[str]) -> int:
     trials = own.pop("trials", 200)
     config = compose([*COMMON, *overrides])
     idle.warn(config, overrides)
+    from dpexp.attacks.soundness import check  # a mistake in the words does not wait for torch
+    from dpexp.distributed import ranks
+
     if "precision" in config["model"]:  # bfloat16's rounding would hide differences
         config["model"]["precision"] = "float32"
     parts = build_parts(config, ranks.choose_device(config["device"]))
@@ -106,6 +108,8 @@ def _apart(config: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
 
 def _steps_of(config: Mapping[str, Any], parts: Parts) -> int:
     """Return how many steps to look at: those of an epoch, after which a method may change."""
+    from dpexp.attacks.soundness import LATER
+
     of_epoch = math.ceil(parts.task.dataset_size / config["batch_size"])
     return min(max(LATER, of_epoch + 2), MOST)
 
@@ -142,6 +146,10 @@ def _of_statement(config: Mapping[str, Any], parts: Parts) -> Iterator[str]:
 
 def _of_two_worlds(config: Mapping[str, Any], trials: int) -> list[str]:
     """Play the distinguishing game; print its bounds, and return what exceeds the account."""
+    from dpexp.attacks import distinguishing
+    from dpexp.attacks import trials as two_worlds
+    from dpexp.distributed import ranks
+
     few = two_worlds.small(config)
     played = two_worlds.of_steps(
         few, build_parts(few, ranks.choose_device(few["device"])), trials, STEPS

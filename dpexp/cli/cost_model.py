@@ -26,17 +26,24 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import torch
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpexp import records
-from dpexp.cli.stand_in import LENGTH, TEST_SHARE, TOKENS
-from dpexp.cli.step_cost import Step, bases, measure
 from dpexp.privacy import num_steps
 from dpexp.reporting.collect.build import sources
 from dpexp.reporting.collect.outcomes import NO_DATA
 from dpexp.types import ConfigError, MissingData, one_line
+
+if TYPE_CHECKING:
+    import torch
+
+    from dpexp.cli.step_cost import Step
+
+TEST_SHARE = 0.2
+"""Size of test sets over that of training sets (CIFAR-10's)."""
+
+TOKENS = {"mnli": 40, "qqp": 32, "qnli": 52, "sst2": 14}
+"""About how many tokens a text of GLUE has on average (ours); of other tasks, `max_length`."""
 
 ALIKE, TIMED, STAND_IN, CANT_RUN, UNKNOWN = (
     "records alike", "timed", "stand-in data", "can't run", "unknown",
@@ -181,6 +188,9 @@ class CostModel:
 
         On stand-in data it is scaled to the run's tokens, and to GEP's m and k.
         """
+        from dpexp.cli.stand_in import LENGTH
+        from dpexp.cli.step_cost import bases, measure
+
         key = _kind(config, self._has_stand_ins)
         has_anchors = bool(config["method"].get("m") and config["method"].get("k"))
         shrinks = (SHRINKS if has_anchors else (1,)) if self._has_stand_ins else (None,)

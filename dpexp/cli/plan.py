@@ -6,9 +6,7 @@ import statistics
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from dpexp import records
 from dpexp.cli.cost_model import Cost, CostModel, total
@@ -16,6 +14,9 @@ from dpexp.reporting.collect.build import duration
 from dpexp.reporting.collect.outcomes import DONE, NOT_BUILT, Outcome
 from dpexp.reporting.schema.artifact import Key
 from dpexp.types import counted
+
+if TYPE_CHECKING:
+    import torch
 
 SUSTAINED = 5e12
 """FLOP/s of a GPU under private training in float32: about a quarter of an A100's 19.5e12."""

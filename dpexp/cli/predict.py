@@ -22,8 +22,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from dpexp import records
 from dpexp.cli import errors
-from dpexp.data import rows
 from dpexp.types import ConfigError
 
 STDIN = "-"
@@ -47,8 +47,6 @@ def main(words: Sequence[str]) -> int:
 
 
 def _predict(run: str, files: Sequence[str], options: Sequence[str]) -> int:
-    from dpexp.cli.trained import load
-
     allowed = {f"{OPTION}=true": True, f"{OPTION}=false": False}
     if wrong := [word for word in options if word not in allowed]:
         raise ConfigError(f"Expected {OPTION}=true or {OPTION}=false; got {wrong[0]}.")
@@ -56,6 +54,9 @@ def _predict(run: str, files: Sequence[str], options: Sequence[str]) -> int:
         raise ConfigError(
             f"Expected FILES after the run {run}; got none. See dpexp predict --help."
         )
+    records.finished(Path(run))  # a mistake does not wait for torch
+    from dpexp.cli.trained import load
+
     model = load(run, trust=any(allowed[word] for word in options))
     kind = None if model.preprocessing is None else model.preprocessing.kind
     if kind not in READERS:
@@ -93,6 +94,8 @@ def _images(files: Sequence[str], _: Any) -> Iterator[tuple[str, Any]]:
 
 def _rows(files: Sequence[str], made: Any) -> Iterator[tuple[str, Any]]:
     """Yield the rows of tables, as mappings of columns to cells."""
+    from dpexp.data import rows
+
     for file in files:
         for where, cells in rows.read(_existing(file), made.names, None):
             yield where, dict(zip(made.names, cells, strict=True))
@@ -100,6 +103,8 @@ def _rows(files: Sequence[str], made: Any) -> Iterator[tuple[str, Any]]:
 
 def _texts(files: Sequence[str], made: Any) -> Iterator[tuple[str, Any]]:
     """Yield the texts of tables and the lines of other files; an empty line is an empty text."""
+    from dpexp.data import rows
+
     for file in files:
         if Path(file).suffix.lower() in rows.FORMATS:
             if not made.names:

@@ -14,7 +14,6 @@ import re
 from collections.abc import Sequence
 
 from dpexp.cli import arguments, picture
-from dpexp.cli.number_blocks import PAGES, ROOT
 from dpexp.types import ConfigError
 
 BLOCK = re.compile(r"(<!-- (?P<name>[\w/ .-]+) -->\n)(?P<text>.*?)(<!-- end -->\n)", re.S)
@@ -27,6 +26,8 @@ def main(words: Sequence[str]) -> int:
 
 def _main(words: Sequence[str]) -> int:
     wanted = arguments.only(words, {"picture": arguments.truth})
+    from dpexp.cli.number_blocks import PAGES, ROOT  # imports pandas
+
     for page in PAGES:
         path = ROOT / page
         before = path.read_text(encoding="utf-8")
@@ -42,12 +43,14 @@ def regenerated(page: str, text: str) -> str:
     """Return a page's text with every block regenerated.
 
     Args:
-        page: its path below the repository, a key of `PAGES`.
+        page: its path below the repository, a key of `number_blocks.PAGES`.
         text: what it holds.
 
     Raises:
         ConfigError: for a missing or unknown block.
     """
+    from dpexp.cli.number_blocks import PAGES
+
     blocks = PAGES[page]
     found = [block["name"] for block in BLOCK.finditer(text)]
     if sorted(found) != sorted(blocks):

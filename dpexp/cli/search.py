@@ -20,22 +20,20 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from dpexp.cli import idle, many
 from dpexp.cli.arguments import exit_code_of, split, whole
 from dpexp.cli.choosing import cost_of_trials
 from dpexp.cli.composition import compose
 from dpexp.cli.parts import build_parts, require_begin
-from dpexp.cli.trials import result_of
-from dpexp.data import Task
 from dpexp.distributed.pool import Ended
-from dpexp.distributed.ranks import choose_device
-from dpexp.training.parts import Parts
 from dpexp.types import ConfigError
 from dpexp.warned import warn_caller
+
+if TYPE_CHECKING:
+    from dpexp.data import Task
+    from dpexp.training.parts import Parts
 
 COMMON = ("profile=embedded",)
 SHARE, SEED = 0.2, 20
@@ -47,6 +45,8 @@ ERRORS = ("loss", "error", "mse", "mae", "error_rate", "perplexity", "mape", "nl
 
 def held_out(task: Task) -> Task:
     """Replace a task's test set by held-out training examples; the metric is named for them."""
+    import torch
+
     count = round(SHARE * len(task.train))
     order = torch.randperm(len(task.train), generator=torch.Generator().manual_seed(SEED))
     judged, kept = task.train.take(order[:count]), task.train.take(order[count:])
@@ -77,6 +77,8 @@ def prepared(config: dict[str, Any]) -> tuple[dict[str, Any], Parts]:
         ConfigError: for an invalid config, or a method with its own loop, such as PATE, whose
             students learn from part of the test set.
     """
+    from dpexp.distributed.ranks import choose_device
+
     require_common_loop(config)
     size, method = config["task"]["dataset_size"], config["method"]
     kept = size - round(SHARE * size)
@@ -100,6 +102,9 @@ def attempt(words: Sequence[str]) -> float:
 
 def score(config: dict[str, Any], parts: Parts) -> float:
     """Train a run that is `prepared`; return its metric on the held-out examples, or NaN."""
+    from dpexp.cli.trials import result_of
+    from dpexp.distributed.ranks import choose_device
+
     task, size = parts.task, len(parts.task.train) + len(parts.task.test)
     whole = {**config, "task": {**config["task"], "dataset_size": size}}
 

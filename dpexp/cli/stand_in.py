@@ -39,12 +39,6 @@ LEAST = 320
 FEW = 4
 """Examples timed on a CPU."""
 
-TEST_SHARE = 0.2
-"""Size of test sets over that of training sets (CIFAR-10's)."""
-
-TOKENS = {"mnli": 40, "qqp": 32, "qnli": 52, "sst2": 14}
-"""About how many tokens a text of GLUE has on average (ours); of other tasks, `max_length`."""
-
 HELD = 64
 """Random examples held."""
 

@@ -192,10 +192,7 @@ def load(
     if model is not None:
         require_module(model)
     directory = Path(directory)
-    record = records.read(directory)
-    if record is None:
-        why = records.damage(directory) or "it holds no finished run"
-        raise ConfigError(f"Expected a finished run in {directory}; {why}. Set another folder.")
+    record = records.finished(directory)
     path = directory / WEIGHTS
     if not path.exists():
         raise ConfigError(

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from dpexp.privacy import certificate as words
-from dpexp.privacy.calibration import check_privacy, confirm
+from dpexp.privacy.budget import check_privacy
+from dpexp.privacy.calibration import confirm
 from dpexp.privacy.gnmax import (
     CHECK_SENSITIVITY,
     VOTE_SENSITIVITY,

@@ -10,7 +10,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dpexp.privacy.calibration import build, num_steps, whole_batch
+    from dpexp.privacy.budget import num_steps
+    from dpexp.privacy.calibration import build, whole_batch
     from dpexp.privacy.certificate import ANALYSED, PrivacyError, verify
     from dpexp.privacy.float_range import require_room, size_of_release
     from dpexp.privacy.mechanism import Mechanism
@@ -28,7 +29,8 @@ __all__ = [
 ]
 
 _MODULES = {
-    "calibration": ("build", "num_steps", "whole_batch"),
+    "budget": ("num_steps",),
+    "calibration": ("build", "whole_batch"),
     "certificate": ("ANALYSED", "PrivacyError", "verify"),
     "mechanism": ("Mechanism",),
     "float_range": ("require_room", "size_of_release"),

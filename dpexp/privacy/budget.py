@@ -1,4 +1,4 @@
-"""Checks of a budget and of a batch's size, by themselves: they import no torch."""
+"""Checks of a budget and of a batch's size, and the steps of a run: they import no torch."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from dpexp.types import ConfigError, require_word
+from dpexp.warned import warn_caller
 
 SAMPLINGS = ("poisson", "shuffle")
+
+MOST = 1e12
+"""Upper limit on a run's steps (ours); smaller counts are exact in floating point."""
 
 
 def require_budget(privacy: Mapping[str, Any]) -> None:
@@ -39,6 +43,21 @@ def require_budget(privacy: Mapping[str, Any]) -> None:
         )
 
 
+def check_privacy(privacy: Mapping[str, Any], dataset_size: int) -> None:
+    """Check the privacy settings, and warn if delta is too large.
+
+    Raises:
+        ConfigError: naming the first invalid setting.
+    """
+    require_budget(privacy)
+    noise, delta = privacy["noise"], privacy["delta"]
+    if noise and delta >= 1 / dataset_size:
+        warn_caller(
+            f"delta={delta:g} is not below 1/N = {1 / dataset_size:.3g}: "
+            "such a guarantee allows one example to be published. Set privacy.delta."
+        )
+
+
 def require_sizes(dataset_size: int, batch_size: int) -> None:
     """Refuse a batch that is empty or larger than the data.
 
@@ -50,6 +69,27 @@ def require_sizes(dataset_size: int, batch_size: int) -> None:
         f"Expected batch_size in [1, {dataset_size}], the number of training examples; "
         f"got batch_size={batch_size}. Set batch_size.",
     )
+
+
+def num_steps(epochs: float, dataset_size: int, batch_size: int, sampling: str = "poisson") -> int:
+    """Return the number of steps of a training run.
+
+    Under Poisson sampling an epoch is 1/q steps, rounded up once at the end; shuffled epochs are
+    whole permutations whose last batch may be short.
+
+    Raises:
+        ConfigError: if a number is not positive, the batch is larger than the data, or there are
+            too many steps.
+    """
+    require(epochs > 0, f"Expected epochs > 0; got {epochs}. Set epochs.")
+    require_sizes(dataset_size, batch_size)
+    require(
+        epochs * dataset_size / batch_size < MOST,
+        f"Expected fewer than {MOST:.0e} steps; got epochs={epochs:g}. Set epochs.",
+    )
+    if sampling == "shuffle":
+        return math.ceil(epochs * math.ceil(dataset_size / batch_size))
+    return math.ceil(round(epochs * dataset_size / batch_size, 9))
 
 
 def require(holds: bool, message: str) -> None:

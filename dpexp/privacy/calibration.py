@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dpexp.privacy.accounting import calibrate
-from dpexp.privacy.budget import require, require_budget, require_sizes
+from dpexp.privacy.budget import check_privacy, require, require_sizes
 from dpexp.privacy.certificate import CYCLIC
 from dpexp.privacy.correlation import Banded, banded
 from dpexp.privacy.laplace import calibrate_laplace
@@ -19,35 +19,11 @@ from dpexp.records.rounded import at_most
 from dpexp.types import ConfigError, Release, counted, is_laplace, require_word
 from dpexp.warned import warn_caller
 
-MOST = 1e12
-"""Upper limit on a run's steps (ours); smaller counts are exact in floating point."""
-
 SURE = 1e-8
 """Least delta at which both accountants resolve any run of ours (up to a million steps)."""
 
 BUDGETS = ("total", "per_step")
 """Whether eps is the budget of the run or of each step."""
-
-
-def num_steps(epochs: float, dataset_size: int, batch_size: int, sampling: str = "poisson") -> int:
-    """Return the number of steps of a training run.
-
-    Under Poisson sampling an epoch is 1/q steps, rounded up once at the end; shuffled epochs are
-    whole permutations whose last batch may be short.
-
-    Raises:
-        ConfigError: if a number is not positive, the batch is larger than the data, or there are
-            too many steps.
-    """
-    require(epochs > 0, f"Expected epochs > 0; got {epochs}. Set epochs.")
-    require_sizes(dataset_size, batch_size)
-    require(
-        epochs * dataset_size / batch_size < MOST,
-        f"Expected fewer than {MOST:.0e} steps; got epochs={epochs:g}. Set epochs.",
-    )
-    if sampling == "shuffle":
-        return math.ceil(epochs * math.ceil(dataset_size / batch_size))
-    return math.ceil(round(epochs * dataset_size / batch_size, 9))
 
 
 def whole_batch(
@@ -281,18 +257,3 @@ def _check(privacy: Mapping[str, Any], dataset_size: int, batch_size: int, num_s
     require_sizes(dataset_size, batch_size)
     require(num_steps > 0, f"Expected at least one step; got {num_steps}. Set epochs.")
     check_privacy(privacy, dataset_size)
-
-
-def check_privacy(privacy: Mapping[str, Any], dataset_size: int) -> None:
-    """Check the privacy settings, and warn if delta is too large.
-
-    Raises:
-        ConfigError: naming the first invalid setting.
-    """
-    require_budget(privacy)
-    noise, delta = privacy["noise"], privacy["delta"]
-    if noise and delta >= 1 / dataset_size:
-        warn_caller(
-            f"delta={delta:g} is not below 1/N = {1 / dataset_size:.3g}: "
-            "such a guarantee allows one example to be published. Set privacy.delta."
-        )

@@ -16,6 +16,7 @@ from dpexp.records.kinds import wrong_kind_of_certificate
 from dpexp.records.moved import first_names, present_names
 from dpexp.records.predictions import digest
 from dpexp.records.safely import Damaged, arrays_of, dict_of, parse_json, text_of
+from dpexp.types import ConfigError
 
 NONFINITE = "nonfinite_outputs"
 """Entry of result.json and metrics.jsonl: number of test examples with a non-finite output."""
@@ -125,6 +126,19 @@ def damage(directory: str | Path) -> str:
     except OSError as error:
         return f"{directory.name} cannot be read ({error.strerror})"
     return ""
+
+
+def finished(directory: Path) -> Record:
+    """Read a finished run.
+
+    Raises:
+        ConfigError: if the folder holds none, or a damaged one; it says why.
+    """
+    record = read(directory)
+    if record is None:
+        why = damage(directory) or "it holds no finished run"
+        raise ConfigError(f"Expected a finished run in {directory}; {why}. Set another folder.")
+    return record
 
 
 def _read(directory: Path) -> Record:

@@ -18,6 +18,7 @@ from dpexp.attacks import lira
 from dpexp.attacks.roc import roc
 from dpexp.attacks.shadow import half
 from dpexp.cli import lira as script
+from dpexp.cli.lira_page import POINTS
 from dpexp.types import ConfigError
 from tests.marks import long
 from tests.runs import execute, of, one_process, one_thread, with_words  # noqa: F401
@@ -249,7 +250,7 @@ def test_the_script_attacks_every_method_and_writes_its_files(tmp_path, capsys):
     assert "719 non-members: its smallest false-positive rate but 0 is 0.14%" in text
     assert "Left out" in text  # three shadows agree on every fourth example
     rows = (folder / "few.csv").read_text().splitlines()
-    assert len(rows) == 1 + 2 * 3 * script.POINTS
+    assert len(rows) == 1 + 2 * 3 * POINTS
     assert (folder / "few.png").stat().st_size > 10_000
     runs = [of(path) for path in (tmp_path / "embedded" / "runs").iterdir()]
     assert len(runs) == 8

@@ -18,7 +18,7 @@ from typing import Any
 
 from dpexp.privacy import certificate as words
 from dpexp.privacy.accounting import PRVFailed
-from dpexp.privacy.calibration import num_steps
+from dpexp.privacy.budget import num_steps
 from dpexp.privacy.pld import Part, gaussian_epsilon, is_composable, laplace_epsilon
 from dpexp.privacy.stated import Stated, statement_of
 from dpexp.privacy.verification import counts

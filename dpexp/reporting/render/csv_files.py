@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import pandas as pd
-
 from dpexp.reporting.collect.cells import relabel
 from dpexp.reporting.collect.values import WORDS, Value
 from dpexp.reporting.render.escape import for_csv
@@ -89,6 +87,8 @@ def csv_text(table: Table) -> str:
 
 
 def _csv(fields: Sequence[str], lines: Iterable[Mapping[str, Any]]) -> str:
+    import pandas as pd  # takes half a second, which a mistake in a command does not wait for
+
     cells = ([for_csv(line.get(field)) for field in fields] for line in lines)
     frame = pd.DataFrame(cells, columns=fields, dtype=object)
     return frame.to_csv(index=False, na_rep="nan", lineterminator="\n")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from dpexp.privacy import ANALYSED
 from dpexp.privacy.certificate import SHUFFLED
@@ -16,6 +15,9 @@ from dpexp.reporting.render.crossings import crossings, explained
 from dpexp.reporting.render.escape import for_markdown
 from dpexp.reporting.render.table import Table, unbroken
 from dpexp.reporting.schema.artifact import SUITES_OWN, Artifact
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 DIVERGED = (
     "Diverged: the number of these seeds is not finite. n and the mean are of the others, and "
@@ -174,6 +176,8 @@ def _troubles(table: Table) -> list[str]:
 
 
 def _crossings(table: Table) -> list[str]:
+    import pandas as pd
+
     parts = []
     for sentence, (head, *lines) in crossings(table):
         parts += [sentence, _md_table(pd.DataFrame(lines, columns=head))]
@@ -208,8 +212,12 @@ def _certificates(table: Table) -> list[str]:
             theirs = values[ids].papers_multiplier
             numbers.append("–" if theirs is None else _number(theirs))
         lines.append(["; ".join(names), *numbers, runs])
+    if not cells:
+        return []
+    import pandas as pd
+
     note = [BESIDE] if has_papers else []
-    return ["## Runs", _md_table(pd.DataFrame(lines, columns=heads)), *note] if cells else []
+    return ["## Runs", _md_table(pd.DataFrame(lines, columns=heads)), *note]
 
 
 def certified(value: Value) -> str:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from dpexp.reporting.collect.cells import cell_name, profile_of, relabel
 from dpexp.reporting.collect.values import NONE, SKIPPED, Value
@@ -21,6 +19,9 @@ from dpexp.reporting.schema.artifact import (
     Profile,
     Row,
 )
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,8 @@ class Table:
         Args:
             shown: formats a cell's value with a number of decimals.
         """
+        import pandas as pd
+
         body = [
             [
                 *relabel(row, self.changes),
