@@ -20,7 +20,7 @@ Exit code: 0 if none moves its sum by more than (1 + 1e-6) C, 1 if one does, 2 f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from dpexp.cli.arguments import Reader, exit_code_of, listed, only, positive, whole
@@ -33,6 +33,14 @@ ALLOWED = 1 + 1e-6
 READERS: dict[str, Reader] = {"seconds": positive, "seed": whole(0), "only": listed}
 
 
+def targets() -> Mapping[str, Target]:
+    """Return what can be attacked, by name."""
+    from dpexp.attacks.influence_forms import FORMS
+    from dpexp.attacks.influence_networks import NETWORKS
+
+    return {**FORMS, **NETWORKS}
+
+
 def main(words: Sequence[str]) -> int:
     """Run the command line; return the exit code."""
     return exit_code_of(_main, words, __doc__)
@@ -42,20 +50,18 @@ def _main(words: Sequence[str]) -> int:
     given = {"seconds": 600.0, "seed": 0, "only": ("",), **only(words, READERS)}
     # A mistake in the words does not wait for torch.
     from dpexp.attacks.influence import climb
-    from dpexp.attacks.influence_forms import FORMS
-    from dpexp.attacks.influence_networks import NETWORKS
 
-    targets: dict[str, Target] = {**FORMS, **NETWORKS}
-    chosen = [name for name in targets if any(part in name for part in given["only"])]
+    every = targets()
+    chosen = [name for name in every if any(part in name for part in given["only"])]
     if not chosen:
         raise ConfigError(
-            f"Expected only= to name some of: {'; '.join(targets)}; got {','.join(given['only'])}."
+            f"Expected only= to name some of: {'; '.join(every)}; got {','.join(given['only'])}."
         )
     worst = 0.0
     print(f"{'':38}{'moved, C':>12}{'in float32':>12}{'tried':>8}{'seed':>12}")
     for place, name in enumerate(chosen):
-        seed = given["seed"] * len(targets) + place
-        result = climb(targets[name], given["seconds"] / len(chosen), seed)
+        seed = given["seed"] * len(every) + place
+        result = climb(every[name], given["seconds"] / len(chosen), seed)
         line = f"{name:38}{result.moved:12.8f}{result.calm:12.8f}{result.tried:8}{seed:12}"
         print(line, flush=True)
         if result.moved > ALLOWED:

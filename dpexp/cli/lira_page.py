@@ -20,7 +20,7 @@ from dpexp.attacks.lira import Attacked
 from dpexp.attacks.shadow import Shadow
 from dpexp.cli import verify
 from dpexp.cli.arguments import changing
-from dpexp.cli.lira import FIRST_RUN, Request, files, first_run, heading, of_seeds
+from dpexp.cli.lira_request import FIRST_RUN, Request, files, first_run, heading, of_seeds
 from dpexp.reporting.render.style import COLOURS, DASHED, DPI, GREY, STYLE
 from dpexp.types import counted
 

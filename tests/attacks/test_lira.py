@@ -18,6 +18,7 @@ from dpexp.attacks import lira
 from dpexp.attacks.roc import roc
 from dpexp.attacks.shadow import half
 from dpexp.cli import lira as script
+from dpexp.cli import lira_request as asked
 from dpexp.cli.lira_page import POINTS
 from dpexp.types import ConfigError
 from tests.marks import long
@@ -296,7 +297,7 @@ def test_an_attacked_method_is_named_by_what_is_certified(words, label, remark, 
 def test_an_attack_is_not_written_over_by_one_on_other_models(tmp_path, capsys):
     words = [*DIGITS, "model=linear", "epochs=0.2", f"results={tmp_path}"]
     words += ["methods=dpsgd", "shadows=4"]
-    elsewhere = {**script.compose(script.parse([*words, "eps=3"]), "dpsgd"), "seed": 1}
+    elsewhere = {**asked.compose(asked.parse([*words, "eps=3"]), "dpsgd"), "seed": 1}
     began = threading.Event()
 
     def hold():
@@ -318,10 +319,10 @@ def test_an_attack_is_not_written_over_by_one_on_other_models(tmp_path, capsys):
     lacking = with_words(words, ["methods=nonprivate", "eps=3"])  # dpsgd's numbers
     assert script.main(lacking) == 2
     assert page.read_text() == before
-    request = script.parse(with_words(words, ["methods=nonprivate,dpsgd", "eps=3"]))  # has all
-    configs = [script.compose(request, method) for method in request.methods]
-    assert script.is_of(page, request, configs) and not script.is_of(page, request, configs[:1])
-    assert script.files(script.parse([*words, "name=other"]), configs[0])[0].name == "other.md"
+    request = asked.parse(with_words(words, ["methods=nonprivate,dpsgd", "eps=3"]))  # has all
+    configs = [asked.compose(request, method) for method in request.methods]
+    assert asked.is_of(page, request, configs) and not asked.is_of(page, request, configs[:1])
+    assert asked.files(asked.parse([*words, "name=other"]), configs[0])[0].name == "other.md"
 
 
 @pytest.mark.parametrize(
@@ -359,9 +360,9 @@ def test_a_later_method_that_cannot_be_attacked_costs_no_run_of_the_first(tmp_pa
 
 
 def test_the_budget_is_for_methods_with_noise():
-    request = script.parse([*DIGITS, "methods=nonprivate,rgp", "eps=2"])
-    assert script.compose(request, "rgp")["privacy"]["eps"] == 2
-    assert script.compose(request, "nonprivate") == cli.compose(
+    request = asked.parse([*DIGITS, "methods=nonprivate,rgp", "eps=2"])
+    assert asked.compose(request, "rgp")["privacy"]["eps"] == 2
+    assert asked.compose(request, "nonprivate") == cli.compose(
         [*DIGITS, "method=nonprivate", "attack=shadow"]
     )
 
@@ -378,10 +379,10 @@ def test_a_budget_that_no_method_spends_is_told_of(capsys):
 
 def test_make_lira_makes_the_committed_page_anew():
     """It is of these settings, and would be refused as another's if a default moved."""
-    request = script.parse(["profile=embedded", "task=digits"])
-    configs = [script.compose(request, method) for method in request.methods]
-    page = script.files(request, configs[0])[0]
-    assert script.is_of(cli.CONF.parent / page, request, configs)
+    request = asked.parse(["profile=embedded", "task=digits"])
+    configs = [asked.compose(request, method) for method in request.methods]
+    page = asked.files(request, configs[0])[0]
+    assert asked.is_of(cli.CONF.parent / page, request, configs)
     told = (cli.CONF.parent / "docs" / "privacy" / "audits.md").read_text(encoding="utf-8")
     rows = re.findall(
         r"^\| \w+ \(.*?\) \| (\S+) ± \S+ \| LiRA, (\w+) \| (\S+) ",
