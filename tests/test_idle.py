@@ -19,7 +19,6 @@ NO_NOISE = ["noise=false", "eps=null"]
 RANDOM = ["method=rgp", "method.rank=2", "method.carriers=random"]
 ONE_LAYER = ["method=compressive", "method.psi=none"]
 GEP = ["method=gep", "method.basis=random", "method.k=20"]
-
 IDLE = [
     (["method=dp_zo", "method.noise=laplace"], "privacy.delta=1e-7", "Laplace noise"),
     (["method=dp_zo", "method.noise=laplace"], "task.delta=1e-7", "Laplace noise"),
@@ -59,6 +58,14 @@ IDLE = [
     (["method=dpsgd"], "method.head=fc", "method.train=all"),
     (["method=dp_zo"], "method.head=fc", "method.train=all"),
     (["method=dpsgd"], "wandb.project=mine", "wandb.mode=disabled"),
+    ([*ONE_LAYER, "method.kappa=null", *NO_NOISE], "method.bound=example", "noise=false"),
+    ([*GEP, "clip=false", *NO_NOISE], "method.residual_clip=9", "noise=false and clip=false"),
+    (
+        ["method=dpsgd", "averaging=ema", "averaging.decay=0.1"],
+        "averaging.warm_up=false",
+        "averaging.decay=0.1",
+    ),
+    (["method=dpsgd", "holdout=train", "holdout.size=1077"], "denoise=disk", "a run of 1 step"),
 ]
 """Words, one more that changes nothing, and what it is said to stand beside."""
 
@@ -78,6 +85,9 @@ READ = [
     (["method=gep", "method.m=50", "method.k=20"], "public.data_seed=1"),
     (["method=dp_grape", "method.moments=adam"], "method.betas=[0.5,0.5]"),
     (["method=bitfit"], "method.head=conv2"),
+    ([*GEP, *NO_NOISE], "method.residual_clip=0.1"),
+    (["method=dp_zo", "method.directions=2", *NO_NOISE], "method.noise=laplace"),
+    (["method=dpsgd", "averaging=ema", "averaging.decay=0.11"], "averaging.warm_up=false"),
     (["method=dp_zo", "method.train=head"], "method.head=conv2"),
 ]
 """Words, and one more that is read."""
@@ -102,6 +112,16 @@ def test_a_word_without_effect_is_told_of_with_what_leaves_it_none(words, word, 
     (line,) = said_of(words, word)
     assert line.startswith(f"{word} has no effect with ") and beside in line and "\n" not in line
     assert ("changes the run's id" in line) is not word.startswith("wandb")
+
+
+@pytest.mark.parametrize("word", ["method.check_ratio=1", "sampling=shuffle", "clip=false"])
+def test_without_noise_pate_reads_neither_its_size_nor_what_steps_take(word):
+    words = ["method=pate", "task=digits", "profile=embedded"]
+    place = word.partition("=")[0]
+    for more in ([], NO_NOISE):
+        said = idle.unread(cli.compose([*words, *more]), {place: word})
+        assert list(said) == [place] * (more == NO_NOISE)
+        assert all("noise=false" in beside for beside in said.values())
 
 
 FILTERS = [

@@ -19,7 +19,22 @@ from dpexp.warned import warn_caller
 OF_OWN_LOOP = ("epochs", "batch_size", "eval_every", "privacy.clip_norm")
 """Settings in whose place a method with its own loop reads the method's."""
 
+OF_COMMON_STEPS = ("clip", "sampling", "privacy.clip", "privacy.sampling")
+"""Settings of steps that a method with its own loop does not take."""
+
 DELTA = ("privacy.delta", "task.delta")
+
+OF_NOISE = {
+    "dpexp.methods.compressive.Compressive": "bound",
+    "dpexp.pate.PATE": "check_ratio",
+}
+"""Class of a method -> its setting that noise alone reads."""
+
+OF_CLIPPING = {"dpexp.methods.gep.GEP": "residual_clip"}
+"""Class of a method -> its setting that clipping and noise alone read."""
+
+LEAST_WARM_UP = 0.1
+"""(1 + t) / (10 + t) at the first step, at most which a decay is not held back by a warm-up."""
 
 
 def warn(config: Mapping[str, Any], overrides: Sequence[str], *, with_method: bool = True) -> None:
@@ -101,8 +116,17 @@ def _of_privacy(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         return
     places = (*DELTA, "privacy.budget", "clipping.count_noise")
     yield from ((place, "noise=false") for place in places)
+    if name := OF_NOISE.get(method["_target_"]):
+        yield f"method.{name}", "noise=false"
+    if "loop" in config:  # refuses other values where it has noise
+        as_set = f"method={method['name']} and noise=false"
+        yield from ((place, as_set) for place in OF_COMMON_STEPS)
+    if privacy["clip"]:
+        return
+    if name := OF_CLIPPING.get(method["_target_"]):
+        yield f"method.{name}", "noise=false and clip=false"
     # Noise is in units of the clip norm, and so may be another bound.
-    if not privacy["clip"] and "xi" not in method:
+    if "xi" not in method:
         yield "privacy.clip_norm", f"method={method['name']} as it is set"
 
 
@@ -122,6 +146,8 @@ def _of_filters(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     denoise, averaging = config.get("denoise") or {}, config.get("averaging") or {}
     if denoise.get("name") == "disk" and denoise.get("kappa") == 1:
         yield "denoise", "denoise.kappa=1"
+    if denoise.get("name") == "disk" and _steps(config) == 1:
+        yield "denoise", "a run of 1 step"
     if denoise.get("name") == "doppler":
         a, b = denoise.get("a"), denoise.get("b")
         if (
@@ -134,6 +160,9 @@ def _of_filters(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield "denoise", "denoise.a=[] and denoise.b=[1]"
     if averaging.get("name") == "ema" and averaging.get("decay") == 0:
         yield "averaging", "averaging.decay=0"
+    decay = averaging.get("decay") if averaging.get("name") == "ema" else None
+    if decay is not None and _is_number(decay) and 0 <= decay <= LEAST_WARM_UP:
+        yield "averaging.warm_up", f"averaging.decay={decay:g}"
 
 
 def _of_length(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -32,7 +32,15 @@ from dpexp.methods.dpsgd import DPSGD
 from dpexp.methods.sparsity import is_most_important, num_kept, require_fraction, spread
 from dpexp.models.matrices import matrix_parameters
 from dpexp.privacy.stated import Stated
-from dpexp.types import Key, LayerGrads, PerExampleGrads, PublicGradients, State, require_word
+from dpexp.types import (
+    ConfigError,
+    Key,
+    LayerGrads,
+    PerExampleGrads,
+    PublicGradients,
+    State,
+    require_word,
+)
 
 
 class SparseDPSGD(DPSGD):
@@ -70,9 +78,18 @@ class SparseDPSGD(DPSGD):
         return [Stated("gradient", float(config["privacy"]["clip_norm"]))]
 
     def start(self, model: nn.Module) -> State:
-        """Return the shapes, and which matrices are sparsified; every step chooses the entries."""
-        state = super().start(model)
-        return {**state, "entries": dict.fromkeys(matrix_parameters(model, self._head))}
+        """Return the shapes, and which matrices are sparsified; every step chooses the entries.
+
+        Raises:
+            ConfigError: if there is no matrix: it would be DP-SGD under another name.
+        """
+        state, matrices = super().start(model), matrix_parameters(model, self._head)
+        if not matrices:
+            raise ConfigError(
+                "Expected a model with weight matrices besides the classifier: their entries are "
+                "frozen. Set model, or method=dpsgd."
+            )
+        return {**state, "entries": dict.fromkeys(matrices)}
 
     def prepare(
         self, model: nn.Module, state: State, public: PublicGradients | None, gen: torch.Generator

@@ -284,6 +284,13 @@ def test_an_option_outside_its_range_is_refused_in_one_line(options, said):
     assert "\n" not in str(caught.value)
 
 
+def test_a_model_that_is_all_classifier_is_refused():
+    model = torch.nn.Sequential()
+    model.head = torch.nn.Linear(4, 3)
+    with pytest.raises(ConfigError, match="weight matrices besides the classifier.*method=dpsgd"):
+        make().start(model)
+
+
 @pytest.mark.long
 def test_a_run_learns_and_its_certificate_counts_what_is_kept(tmp_path):
     words = ["method=sparse_dpsgd", *DIGITS, "eps=8", "epochs=5", "eval_every=5"]
