@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
+from hydra.errors import ConfigCompositionException
 from omegaconf.errors import InterpolationKeyError
 from torch import nn
 
@@ -266,6 +267,22 @@ def test_a_value_that_cannot_be_meant_is_refused_before_training(tmp_path, words
         cli.execute(cli.compose(["method=rgp", *DIGITS, f"results={tmp_path}", *words]))
     assert "\n" not in str(caught.value)
     assert not any(tmp_path.rglob("metrics.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["target=nets.Net"], "Expected model=python beside target=; got model=wrn10_1. Set mod"),
+        (["model=cnn", "name=x"], "Expected model=timm or model=torchvision beside name=; got m"),
+        (["model=timm", "repo=a/b"], "Expected model=hf beside repo=; got model=timm, which takes"),
+        (["model=hf", "repo=a/b", "model.hops=1"], "what it builds is model.args.hops."),
+    ],
+)
+def test_a_word_of_another_model_is_told_whose_it_is(words, said):
+    with pytest.raises(ConfigCompositionException) as caught:
+        cli.compose(["method=rgp", *DIGITS, *words])
+    line = errors.mistake(caught.value)
+    assert said in line and "\n" not in line
 
 
 @pytest.mark.parametrize("word", ["task.mean={a:1}", long("+task.mean={a:1}")])

@@ -278,3 +278,14 @@ def test_what_is_said_to_have_no_effect_changes_no_bit(each, tmp_path):
 @pytest.mark.parametrize(("words", "word"), READ)
 def test_what_is_read_changes_the_weights(words, word, tmp_path):
     assert weights(tmp_path / "without", *words) != weights(tmp_path / "with", *words, word)
+
+
+def test_a_variable_that_nothing_reads_is_told_of(monkeypatch):
+    words = ["method=dpsgd", *BASE]
+    config = cli.compose(words)
+    for name in ("DPEXP_CACHE", "DPEXP_DATA_ROOT", "DPEXP_MODEL_ROOT", "MY_DPEXP_DATA"):
+        monkeypatch.setenv(name, "/tmp")
+    idle.warn(config, words)  # a warning is an error here
+    monkeypatch.setenv("DPEXP_DATA_ROTO", "/data")
+    with pytest.warns(UserWarning, match="DPEXP_DATA_ROTO is set.* Did you mean DPEXP_DATA_ROOT?"):
+        idle.warn(config, words)

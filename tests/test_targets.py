@@ -1,10 +1,12 @@
 """What a config's `_target_`s name: whatever is wrong with one is told in one line."""
 
 import sys
+from types import SimpleNamespace
 
 import pytest
+from torch import nn
 
-from dpexp.cli import errors, instantiate
+from dpexp.cli import building, errors, instantiate
 from dpexp.types import ConfigError
 from tests.marks import pairs_long
 from tests.runs import execute
@@ -92,14 +94,17 @@ def test_a_target_that_gives_something_else_is_told_of(place, tmp_path):
         ("def (", "invalid syntax"),
         ("1 / 0", "ZeroDivisionError"),
         ("raise SystemExit(4)", "Exit: 4"),
+        ("import of_nobody", "No module named 'of_nobody'"),
     ],
 )
 def test_a_module_that_fails_as_it_is_imported_is_told_of(source, said, tmp_path, monkeypatch):
     (tmp_path / "of_the_user.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
     for words in (["optimizer._target_=of_the_user.X"], ["+loop=of_the_user"]):
-        assert said in told(RGP, tmp_path / "results", *words)
-        assert "of_the_user" not in sys.modules
+        line = told(RGP, tmp_path / "results", *words)
+        assert said in line and "of_the_user" not in sys.modules
+        if "optimizer" in words[0]:  # it is named rightly: its file is what to change
+            assert line.endswith(f"Mend {tmp_path / 'of_the_user.py'}, line 1.")
 
 
 @pytest.mark.parametrize(
@@ -123,6 +128,45 @@ def test_a_module_that_fails_as_it_is_imported_is_told_of(source, said, tmp_path
 )
 def test_what_stands_beside_a_target_is_told_of_too(words, said, tmp_path):
     assert said in told(RGP, tmp_path, *words)
+
+
+built = nn.Linear(1, 1)
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("nets.Net", "Set model._target_, or put the folder that holds nets on PYTHONPATH."),
+        ("/a/nets.py:Net", "Write module.Name, and put the folder of the module on PYTHONPATH. "),
+        (f"{HERE}.Hintd", "has no attribute 'Hintd'). Set model._target_. Did you mean Hinted?"),
+        (f"{HERE}.built", f"got {HERE}.built, a Linear that is built. Name its class, or a func"),
+    ],
+)
+def test_a_target_that_is_named_wrongly_is_told_how_to_name_it(target, said):
+    with pytest.raises(ConfigError) as caught:
+        instantiate.find("model", target)
+    assert said in str(caught.value)
+
+
+class Sized(nn.Linear):
+    """A linear map of as many outputs as it is told, by its caller or by a config."""
+
+    def __init__(self, num_classes, input_shape, bias=True):
+        super().__init__(input_shape[-1], num_classes, bias)
+
+
+@pytest.mark.parametrize(
+    "node",
+    [{"num_classes": 3}, {"args": {"num_classes": 3}}, {"args": {"input_shape": [1, 9, 8]}}],
+)
+def test_a_setting_that_contradicts_the_task_is_refused(node):
+    model = {"_target_": f"{HERE}.Sized", "name": "sized", **node}
+    task = SimpleNamespace(name="digits", input_shape=(1, 8, 8), num_classes=10, train=None)
+    with pytest.raises(ConfigError, match="to be the task's, .* Leave it out"):
+        building.build_model({"model": model}, task)
+    same = {**model, "args": {"num_classes": 10, "input_shape": [1, 8, 8]}}
+    same.pop("num_classes", None)
+    assert building.build_model({"model": same}, task).model.out_features == 10
 
 
 def test_pates_settings_without_its_loop_are_told_of(tmp_path):

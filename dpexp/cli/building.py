@@ -197,6 +197,7 @@ def _arguments(node: Mapping[str, Any], fitted: Mapping[str, Any]) -> dict[str, 
 
     args = node.get("args", {})
     if "args" not in node or "args" in parameters("model", node):
+        _require_fitting("model", node, fitted)
         return dict(node)
     if not isinstance(args, Mapping):
         raise ConfigError(
@@ -205,7 +206,25 @@ def _arguments(node: Mapping[str, Any], fitted: Mapping[str, Any]) -> dict[str, 
         )
     rest = {key: value for key, value in node.items() if key != "args"}
     check_known("model.args", find_all("model", rest), args, [*OF_NO_CONSTRUCTOR, *fitted])
+    _require_fitting("model.args", args, fitted)
     return rest | dict(args)
+
+
+def _require_fitting(place: str, said: Mapping[str, Any], fitted: Mapping[str, Any]) -> None:
+    """Refuse a setting that says otherwise than the task, whose word counts.
+
+    Raises:
+        ConfigError: naming the setting.
+    """
+    from dpexp.types import ConfigError
+
+    for name in fitted.keys() & said.keys():
+        takes = [*fitted[name]] if isinstance(fitted[name], tuple | list) else fitted[name]
+        if said[name] not in (None, takes):
+            raise ConfigError(
+                f"Expected {place}.{name} to be the task's, {takes}; got {said[name]}. Leave it "
+                "out: the task gives it."
+            )
 
 
 def _patterns(said: Any) -> Sequence[str]:

@@ -59,6 +59,9 @@ class JobFailed(Exception):
 TYPED = {"correlation=banded": "noise=correlated"}
 """What a person types for a choice."""
 
+OF_MODELS = {"repo": ("hf",), "name": ("timm", "torchvision"), "target": ("python",)}
+"""Words that name a library's model or one's own, and the choices of `model` that take them."""
+
 
 def job_failed(words: str, line: str | None) -> JobFailed:
     """Print the error of a sweep's job as soon as it fails; return the exception to raise.
@@ -131,6 +134,8 @@ def explain(error: Exception) -> str:
         place = str(cause.full_key)
         if place in own_data.WORDS:
             return own_data.misplaced(place, cause.parent_node.get("task", {}).get("name"))
+        if place in OF_MODELS:
+            return _of_models(place, cause.parent_node.get("model"))
         if place in ("method", "task"):
             return (
                 f"No {place} is chosen, so its keys are not known. Set {place} to one of "
@@ -170,6 +175,17 @@ def explain(error: Exception) -> str:
     return line
 
 
+def _of_models(word: str, node: Any) -> str:
+    """Return the error for a word that names a library's model or one's own, beside another."""
+    said: Any = OmegaConf.to_container(node) if isinstance(node, DictConfig) else {}
+    model = str(said.get("name", "")).partition(":")[0]  # python, of python:${target}
+    got = f"model={model}" if model else "no model"
+    own = next((each for each, models in OF_MODELS.items() if model in models), "")
+    other = f", which takes {own}=" if own else ""
+    doors = " or ".join(f"model={each}" for each in OF_MODELS[word])
+    return f"Expected {doors} beside {word}=; got {got}{other}. Set model."
+
+
 own_words: list[str] = []
 """Words of the program that is running, which are no settings of a run."""
 
@@ -184,6 +200,8 @@ def unknown_key(place: str, node: Mapping[Any, Any]) -> str:
     leaf = place.rpartition(".")[2]
     deeper = [f"{k}.{leaf}" for k, v in tree.items() if isinstance(v, dict) and leaf in v]
     near = f" Did you mean {' or '.join(deeper)}?" if deeper else nearest(leaf, valid)
+    if not near and isinstance(tree.get("args"), dict):
+        near = f" An argument of what it builds is {place.rpartition('.')[0]}.args.{leaf}."
     return f"Unknown key {place}; valid here: {', '.join(valid)}.{near}"
 
 

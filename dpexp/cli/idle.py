@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from dpexp.cli.errors import nearest
 from dpexp.privacy.stated import (
     class_of,
     public_examples,
@@ -35,6 +37,9 @@ OF_CLIPPING = {"dpexp.methods.gep.GEP": "residual_clip"}
 
 LEAST_WARM_UP = 0.1
 """(1 + t) / (10 + t) at the first step, at most which a decay is not held back by a warm-up."""
+
+VARIABLES = ("DPEXP_CACHE", "DPEXP_DATA_ROOT", "DPEXP_MODEL_ROOT")
+"""Variables of the environment that dpexp reads."""
 
 
 def warn(config: Mapping[str, Any], overrides: Sequence[str], *, with_method: bool = True) -> None:
@@ -66,13 +71,16 @@ def typed(overrides: Sequence[str]) -> dict[str, str]:
 def warn_of(
     config: Mapping[str, Any], said: Mapping[str, str], *, with_method: bool = True
 ) -> None:
-    """Warn of settings that this run does not read, each in one line.
+    """Warn of settings and variables that this run does not read, each in one line.
 
     Args:
         config: of the run, resolved.
         said: setting -> how it was said.
         with_method: whether the method's class is asked.
     """
+    for name in sorted(os.environ):
+        if name.startswith("DPEXP_") and name not in VARIABLES:
+            warn_caller(f"{name} is set, and nothing reads it.{nearest(name, VARIABLES)}")
     beside = unread(config, said, with_method=with_method)
     for place, word in said.items():
         if place in beside:

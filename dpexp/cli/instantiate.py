@@ -21,6 +21,7 @@ import hydra
 from hydra.errors import InstantiationException
 
 from dpexp.cli.errors import nearest
+from dpexp.cli.unimported import named_reason, of_a_model, reason, remedy
 
 WITHOUT = re.compile(r"__init__\(\) missing \d+ required [a-z-]+ arguments?: (.+)$")
 """What Python says of a call that lacks what it needs."""
@@ -166,17 +167,19 @@ def find(place: str, target: Any) -> Callable[..., Any]:
         known = isinstance(error, ImportError | AttributeError | ValueError | TypeError)
         if _is_ours(target) and not known:
             raise
-        reason = _reason(error) if known else _named_reason(error)
+        why = reason(error) if known else named_reason(error)
         if not module:
-            reason = "it names no module. Write module.Name"
+            why = "it names no module. Write module.Name"
         raise ConfigError(
-            f"Expected a _target_ that can be imported; got {target} ({reason}). Set "
-            f"{place}._target_."
+            f"Expected a _target_ that can be imported; got {target} ({why}). "
+            f"{remedy(place, str(target), error)}"
         ) from error
     if not callable(found):
         raise ConfigError(
             f"Expected a _target_ that can be called; got {target}. Set {place}._target_."
         )
+    if wrong := of_a_model(place, str(target), found):
+        raise ConfigError(wrong)
     with _in_one_line(place, str(target)):  # asked for now, while none of its settings matter yet
         hydra.utils.instantiate({"_target_": str(target), "_partial_": True})
     return found
@@ -216,7 +219,7 @@ def parameters(place: str, node: Mapping[str, Any]) -> Mapping[str, inspect.Para
     except ValueError as error:
         raise ConfigError(
             f"Expected a _target_ that says what it takes; got {node['_target_']} "
-            f"({_reason(error)}). Set {place}._target_."
+            f"({reason(error)}). Set {place}._target_."
         ) from error
 
 
@@ -229,7 +232,7 @@ def loop_of(config: Mapping[str, Any]) -> Any:
     from dpexp.types import ConfigError
 
     name = config.get("loop", "dpexp.training.train")
-    reason = ""
+    why = ""
     try:
         loop = importlib.import_module(str(name))
         if hasattr(loop, "train"):
@@ -237,8 +240,8 @@ def loop_of(config: Mapping[str, Any]) -> Any:
     except (Exception, SystemExit) as error:
         if _is_ours(name) and not isinstance(error, ImportError):
             raise
-        reason = f" ({_named_reason(error)})"
-    raise ConfigError(f"Expected loop to be a module with train; got loop={name}{reason}.")
+        why = f" ({named_reason(error)})"
+    raise ConfigError(f"Expected loop to be a module with train; got loop={name}{why}.")
 
 
 def said(node: Any) -> Any:
@@ -268,10 +271,10 @@ def _in_one_line(place: str, target: str) -> Iterator[None]:
         while isinstance(cause, InstantiationException) and cause.__cause__ is not None:
             cause = cause.__cause__
         if isinstance(cause, InstantiationException):
-            reason = _reason(cause).partition(". ")[0].rstrip(".")
+            why = reason(cause).partition(". ")[0].rstrip(".")
             raise ConfigError(
                 f"Expected {place} to name what a config may have called; Hydra refuses it "
-                f"({reason}). Set what is below {place}."
+                f"({why}). Set what is below {place}."
             ) from error
         raise _told(place, target, cause) from cause.__cause__
 
@@ -295,30 +298,19 @@ def _told(place: str, target: str, error: BaseException) -> BaseException:
     if isinstance(error, TypeError | ValueError):
         return ConfigError(
             f"Expected what is below {place} as {target} takes it; it refuses its settings: "
-            f"{_reason(error).rstrip('.')}.{hint} Set what is below {place}."
+            f"{reason(error).rstrip('.')}.{hint} Set what is below {place}."
         )
     if _is_ours(target):
         return error
     *_, last = traceback.extract_tb(error.__traceback__)
     where = f"{Path(last.filename).name}, line {last.lineno}"
     return ConfigError(
-        f"{target} fails when it is called with its settings ({_named_reason(error)}; {where})."
+        f"{target} fails when it is called with its settings ({named_reason(error)}; {where})."
     )
 
 
 def _is_ours(target: Any) -> bool:
     return str(target).startswith("dpexp.")
-
-
-def _named_reason(error: BaseException) -> str:
-    name, reason = type(error).__name__, _reason(error)
-    return name if reason == name else f"{name}: {reason}"
-
-
-def _reason(error: BaseException) -> str:
-    from dpexp.types import one_line
-
-    return one_line(error) or type(error).__name__
 
 
 def check_known(

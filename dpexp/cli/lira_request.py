@@ -1,4 +1,4 @@
-"""What is asked of a likelihood ratio attack: the words, the runs and the files (`dpexp.cli.lira`)."""
+"""What is asked of a likelihood ratio attack (`dpexp.cli.lira`): words, runs and files."""
 
 from __future__ import annotations
 

@@ -72,6 +72,11 @@ def classifier(
     check_resize(resize)
     folder = model_folder(model_root, repo)
     config = _config(folder, args)
+    if {"num_labels", "id2label"} & args.keys() and config.num_labels != num_classes:
+        raise ConfigError(
+            f"Expected model.args to have {num_classes} labels, the task's classes; got "
+            f"{config.num_labels}. Leave num_labels and id2label out: the task gives them."
+        )
     config.num_labels = num_classes
     config.architectures = config.architectures or []  # read where there are several, as of DeiT
     auto = _kind(repo, config, is_text=max_length is not None)

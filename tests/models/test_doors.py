@@ -109,6 +109,7 @@ def test_images_are_normalised_by_the_models_own_constants_or_the_tasks(tmp_path
         ("ViT", TEXT, "a model that classifies texts.*is a vit, which classifies images alone"),
         ("Bert", [*IMAGE, "model=hf"], "classifies images.*is a bert, which classifies texts"),
         ("Bert", [*TEXT, "model.args.num_hidden_layer=1"], "Did you mean num_hidden_layers"),
+        ("Bert", [*TEXT, "model.args.num_labels=3"], "to have 2 labels, the task's .* got 3"),
         ("Bert", [*TEXT, "model.dropout=1.5"], r"Expected model.dropout in \[0, 1\)"),
         ("Bert", [*TEXT, "model.dropout=true"], "model.dropout: got True|dropout"),
         ("Bert", [*TEXT, "task.max_length=50"], "Expected task.max_length <= 40"),

@@ -74,7 +74,7 @@ def explain(model: nn.Module, one: Trial, other: Trial, row: int, most: float, h
     """Return an error that names the module at which an example differs; see `mixing`."""
     event = first_difference(one.recorder, other.recorder, row, most)
     if event is None or (event.module == "" and event.kind == "gradient"):
-        where = "the loss, or the model itself"
+        where = "the loss, or the model itself,"
     else:
         where = _named(model, event.module)
     what = "output" if event is None or event.kind == "output" else "gradient"
