@@ -65,3 +65,46 @@ def test_what_mixes_gradients_alone_is_named_and_not_what_comes_before_it():
     layers = off(), PIECES["tree"](), nn.Sequential(odd), PIECES["linear"]()
     with pytest.raises(ConfigError, match=r"by 'middle\.2\.0', a Odd, the gradient of a made-up"):
         check(Fine(nn.Sequential(*layers)))
+
+
+class Holding(nn.Module):
+    """Holds parameters of its own; the loss depends on `scale`, and on `off` by a zero alone."""
+
+    def __init__(self, *unused):
+        super().__init__()
+        self.scale, self.off = (nn.Parameter(torch.ones(6)) for _ in range(2))
+        for name in unused:
+            self.register_parameter(name, nn.Parameter(torch.ones(2)))
+
+    def forward(self, h):
+        return h * self.scale + 0 * self.off
+
+
+@pytest.mark.parametrize(
+    "names, said",
+    [
+        (("token",), r"middle\.token takes no part .* noise to it\."),
+        (("mask", "token"), r"middle\.mask, middle\.token take no part .* noise to them\."),
+    ],
+)
+def test_a_parameter_that_nothing_uses_is_told_of(names, said):
+    with pytest.raises(UserWarning, match=said):  # `check` makes errors of warnings
+        check(Fine(Holding(*names)))
+
+
+class Attending(nn.Module):
+    """Three tokens; the keys' bias adds the same to all scores, which a softmax does not see."""
+
+    def __init__(self):
+        super().__init__()
+        self.query, self.key = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def forward(self, h):
+        tokens = h.reshape(len(h), 3, 2)
+        scores = self.query(tokens) @ self.key(tokens).mT
+        return (scores.softmax(-1) @ tokens).flatten(1)
+
+
+@pytest.mark.parametrize("kind", [Holding, Attending])
+def test_one_whose_gradient_is_always_zero_is_used(kind):
+    assert check(Fine(kind())) is None

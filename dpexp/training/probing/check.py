@@ -85,22 +85,29 @@ def check_model(
         ConfigError: naming a layer whose gradient differs from the tape's, or a module that mixes
             examples.
     """
+    told: list[str] = []
     try:
-        return _checked(model, parameters, task, device)
+        unchecked = _checked(model, parameters, task, device, told)
     except Exception as error:  # a model may reject synthetic inputs in any way
         if run_again(model):  # what reads its parameters itself may bear to be run again
             return check_model(model, parameters, task, device)
         if isinstance(error, ConfigError):
             raise
         words = f"{type(error).__name__}: {one_line(error)[:150]}"
-        warn_caller(f"{UNTRIED.capitalize()} ({words}).")
-        return UNTRIED
+        told, unchecked = [f"{UNTRIED.capitalize()} ({words})."], UNTRIED
+    for line in told:
+        warn_caller(line)
+    return unchecked
 
 
 def _checked(
-    model: nn.Module, parameters: Sequence[str], task: Any, device: torch.device
+    model: nn.Module,
+    parameters: Sequence[str],
+    task: Any,
+    device: torch.device,
+    told: list[str],
 ) -> str | None:
-    """Check a model as it is hooked now; see `check_model`."""
+    """Check a model as it is hooked now, and add what is to be told; see `check_model`."""
     own = first_weight(model).dtype
     with staged(model, own, device, draw=MADE):
         examples = make_up(task, model, device, own)
@@ -116,11 +123,14 @@ def _checked(
         wrong, is_hidden = _aloud(subject, examples, device, own)
         if wrong is None and is_hidden:
             why = "its casts allow no float64, and half precision hides a hundredth"
-            warn_caller(f"{UNTRIED.capitalize()} ({why}).")
+            told.append(f"{UNTRIED.capitalize()} ({why}).")
             return UNTRIED
     if wrong is not None:
         raise ConfigError(wrong)
-    known.remember(key, model)
+    if subject.unused:  # not remembered, so that a later run tells it again
+        told.append(verdict.unused(sorted(subject.unused)))
+    else:
+        known.remember(key, model)
     return None
 
 

@@ -28,14 +28,16 @@ def compare(
     """Return where a trial's sums differ from autograd's; note which gradients are not zero.
 
     Args:
-        subject: on stage; what is not zero is no longer `silent`.
+        subject: on stage; what is not zero is no longer `silent`, and what the loss depends on no
+            longer `unused`.
         batch: of the trial.
         found: the trial, with all that it summed.
         chance: its random draws.
         tolerance: as a fraction of the largest gradient's size, or of a gradient's terms' where
             these are larger.
     """
-    expected, sizes, elsewhere = _by_autograd(subject, batch, chance)
+    expected, sizes, elsewhere, used = _by_autograd(subject, batch, chance)
+    subject.unused -= used
     subject.silent -= {name for name, gradient in expected.items() if size_of(gradient)}
     return _gradients(found.total, expected, sizes, tolerance) or next(
         (_used(name, "is used elsewhere, too") for name in elsewhere), None
@@ -84,8 +86,8 @@ def _used(name: str, how: str) -> str:
 
 def _by_autograd(
     subject: Subject, batch: Batch, chance: Chance
-) -> tuple[dict[str, Tensor], dict[str, float], list[str]]:
-    """Return gradients or sketches, the scale of each one's terms, and what is used elsewhere.
+) -> tuple[dict[str, Tensor], dict[str, float], list[str], set[str]]:
+    """Return gradients or sketches, the scale of their terms, what is used elsewhere, and at all.
 
     The scale is that of the rounding error. A use elsewhere is one that no call of a weight's layer
     accounts for. It is told by autograd's graph, so that it shows where its gradient is zero, too.
@@ -131,13 +133,14 @@ def _by_autograd(
             parameter.requires_grad_(flag)
         for hook in hooks:
             hook.remove()
+    used = {name for name, each in zip(weights, taken, strict=True) if each is not None}
     gradients = {name: _sketched(weights[name], taken.pop()) for name in reversed(weights)}
     sizes = dict.fromkeys(parameters, 0.0)
     for name, layer in hooked.items():
         for full in layer.names.values():
             sizes[full] += math.prod(seen[name])
     elsewhere = [n for n, weight in weights.items() if everywhere[id(weight)] > within[id(weight)]]
-    return gradients, sizes, elsewhere
+    return gradients, sizes, elsewhere, used
 
 
 def _sketched(weight: Tensor, gradient: Tensor | None) -> Tensor:

@@ -59,6 +59,7 @@ class Subject:
         loss: of a batch.
         values: fingerprints of all parameters before the trials, by `note_values`.
         silent: those of `parameters` whose gradients were zero in all trials until now.
+        unused: those of `parameters` that no trial's loss has depended on until now.
     """
 
     model: nn.Module
@@ -66,10 +67,11 @@ class Subject:
     loss: LossFn
     values: dict[str, Fingerprint] = field(default_factory=dict, init=False)
     silent: set[str] = field(default_factory=set, init=False)
+    unused: set[str] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
         """Take fingerprints."""
-        self.silent = {*self.parameters}
+        self.silent, self.unused = {*self.parameters}, {*self.parameters}
         self.note_values()
 
     def note_values(self) -> None:

@@ -166,3 +166,16 @@ def _alike(one: Any, other: Any) -> bool:
     if isinstance(one, Sequence) and isinstance(other, Sequence):
         return len(one) == len(other) and all(map(_alike, one, other))
     return one is other or one == other or (one != one and other != other)
+
+
+def unused(names: Sequence[str]) -> str:
+    """Return a warning of parameters that the loss does not depend on.
+
+    Args:
+        names: of the parameters, one or more.
+    """
+    takes, it = ("takes", "it") if len(names) == 1 else ("take", "them")
+    return (
+        f"{', '.join(names)} {takes} no part in the loss on made-up examples: no gradient moves "
+        f"{it}, and a private step adds noise to {it}. Freeze what the model does not use."
+    )
