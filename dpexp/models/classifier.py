@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from typing import Any
 
 from torch import nn
 
@@ -115,3 +117,38 @@ def say_frozen(model: nn.Module) -> None:
     names = [name for name, each in model.named_parameters() if not each.requires_grad]
     if names:
         note(model, "frozen_by_model", names, "frozen by the model")
+
+
+def check_head_std(std: float | None) -> None:
+    """Refuse a standard deviation of a classifier's weights that is none.
+
+    Raises:
+        ConfigError: naming the setting.
+    """
+    is_number = isinstance(std, int | float) and not isinstance(std, bool)
+    if std is not None and not (is_number and 0 <= std < math.inf):
+        raise ConfigError(
+            f"Expected model.head_std to be a number >= 0, or null for what the library draws; "
+            f"got {std}. Set model.head_std."
+        )
+
+
+def begin(found: Any, std: float | None) -> None:
+    """Draw a classifier's weights, and set its biases to 0.
+
+    Libraries may draw them for many classes. EfficientNet's have ten times the usual size where
+    there are ten classes: a loss of 18 in place of 2.3, by which training begins with the loss of
+    what was pretrained.
+
+    Args:
+        found: its layer, or several of them.
+        std: of a normal distribution, >= 0; None: they stay as they are.
+    """
+    if std is None:
+        return
+    for head in found if isinstance(found, list | tuple) else [found]:
+        for layer in head.modules():
+            if isinstance(layer, LAYERS):
+                nn.init.normal_(layer.weight, std=std)
+                if layer.bias is not None:
+                    nn.init.zeros_(layer.bias)

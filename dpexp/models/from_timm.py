@@ -19,6 +19,7 @@ from dpexp.models.adapting import (
     set_dropouts,
     takes_images,
 )
+from dpexp.models.classifier import begin, check_head_std
 from dpexp.models.notes import note
 from dpexp.types import ConfigError, one_line
 
@@ -38,14 +39,15 @@ def classifier(
     max_length: int | None,
     task_mean: Sequence[float] | None,
     task_std: Sequence[float] | None,
+    head_std: float | None = None,
     is_bare: bool = False,
 ) -> nn.Module:
     """Return a classifier of the task's images.
 
     Args:
         architecture: timm's name, with or without the tag of its weights: "resnet18.a1_in1k".
-        pretrained: whether to load its weights. The layer that gives the classes is random either
-            way.
+        pretrained: whether to load its weights. The layer that gives the classes is new either
+            way, unless the weights are for as many classes.
         args: further arguments of `timm.create_model`.
         dropout: of every dropout, in [0, 1); None: as timm sets it.
         resize: side that images are resized to, in pixels; None: not.
@@ -57,6 +59,8 @@ def classifier(
         max_length: None: the task is of images.
         task_mean: of the task's images; None: they are not normalised.
         task_std: likewise.
+        head_std: of the normal distribution that the weights of a new classifier are drawn from,
+            >= 0; its biases begin at 0. None: as timm draws them.
         is_bare: whether the weights are put in afterwards, as a kept model's: none are looked for.
 
     Raises:
@@ -70,6 +74,7 @@ def classifier(
     more: dict[str, Any] = {"in_chans": COLOURS, "num_classes": num_classes}
     if stated.fixed_input_size:  # as vision transformers, whose positions are made for one size
         more["img_size"] = tuple(input_shape[1:]) if resize is None else resize
+    check_head_std(head_std)
     is_loaded = pretrained and not is_bare
     if is_loaded:
         more["pretrained_cfg_overlay"] = {"file": str(weights_of(architecture, model_root))}
@@ -82,6 +87,8 @@ def classifier(
             f"{nearest_argument(error)} Set model.resize to the side that it was made for, or "
             "model.args."
         ) from error
+    if not (is_loaded and num_classes == stated.num_classes):
+        begin(model.get_classifier(), head_std)
     note(model, "library", f"timm {timm.__version__}")
     set_dropouts(model, dropout)
     takes_images(

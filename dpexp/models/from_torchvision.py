@@ -19,7 +19,7 @@ from dpexp.models.adapting import (
     set_dropouts,
     takes_images,
 )
-from dpexp.models.classifier import find_head
+from dpexp.models.classifier import begin, check_head_std, find_head
 from dpexp.types import ConfigError, one_line
 
 
@@ -38,13 +38,14 @@ def classifier(
     max_length: int | None,
     task_mean: Sequence[float] | None,
     task_std: Sequence[float] | None,
+    head_std: float | None = None,
     is_bare: bool = False,
 ) -> nn.Module:
     """Return a classifier of the task's images.
 
     Args:
         architecture: torchvision's name, "resnet18".
-        pretrained: whether to load its weights. The layer that gives the classes is random either
+        pretrained: whether to load its weights. The layer that gives the classes is new either
             way.
         args: further arguments of the architecture.
         dropout: of every dropout, in [0, 1); None: as torchvision sets it.
@@ -57,6 +58,8 @@ def classifier(
         max_length: None: the task is of images.
         task_mean: of the task's images; None: they are not normalised.
         task_std: likewise.
+        head_std: of the normal distribution that the weights of a new classifier are drawn from,
+            >= 0; its biases begin at 0. None: as torchvision draws them.
         is_bare: whether the weights are put in afterwards, as a kept model's: none are looked for.
 
     Raises:
@@ -65,6 +68,7 @@ def classifier(
     """
     check_resize(resize)
     require_images(architecture, input_shape, max_length)
+    check_head_std(head_std)
     known = torchvision.models.list_models(torchvision.models)
     if architecture not in known:
         near = get_close_matches(str(architecture), known, 1, 0.0)[0]
@@ -87,6 +91,8 @@ def classifier(
         ) from error
     if pretrained and not is_bare:
         _load(model, num_classes, weights_of(architecture, model_root))
+    if head_std is not None:
+        begin(model.get_submodule(find_head(model, num_classes)), head_std)
     set_dropouts(model, dropout)
     takes_images(
         model,
