@@ -120,13 +120,12 @@ def say_frozen(model: nn.Module) -> None:
 
 
 def check_head_std(std: float | None) -> None:
-    """Refuse a standard deviation of a classifier's weights that is none.
+    """Refuse a standard deviation of a classifier's weights below 0.
 
     Raises:
         ConfigError: naming the setting.
     """
-    is_number = isinstance(std, int | float) and not isinstance(std, bool)
-    if std is not None and not (is_number and 0 <= std < math.inf):
+    if std is not None and not 0 <= std < math.inf:
         raise ConfigError(
             f"Expected model.head_std to be a number >= 0, or null for what the library draws; "
             f"got {std}. Set model.head_std."
