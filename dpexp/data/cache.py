@@ -20,6 +20,9 @@ from dpexp.warned import told_if_long
 
 log = logging.getLogger("dpexp")
 
+_TOLD: set[Path] = set()
+"""Folders that were said to be unwritable in this process."""
+
 
 def decoded(
     files: Sequence[Path], recipe: str, decode: Callable[[], tuple[Tensor, ...]]
@@ -106,8 +109,10 @@ def _write(entry: Path, kept: tuple[Tensor, ...]) -> None:
             entry.parent.chmod(0o700)
         replace_file(entry, write)
     except (OSError, RecordError, RuntimeError) as error:  # torch: RuntimeError on a full disk
-        log.warning(
-            "Cannot cache decoded examples in %s (%s). Set DPEXP_CACHE to another folder.",
-            entry.parent,
-            error.__cause__ or error,
-        )
+        if entry.parent not in _TOLD:  # once for all splits
+            _TOLD.add(entry.parent)
+            log.warning(
+                "Cannot cache decoded examples in %s (%s). Set DPEXP_CACHE to another folder.",
+                entry.parent,
+                error.__cause__ or error,
+            )

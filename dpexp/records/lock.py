@@ -92,7 +92,10 @@ def _acquire(lock: FileLock, path: Path) -> None:
             lock.acquire()
             return
         except Timeout:
-            raise Busy(f"Run {path.name} is being executed {_holder(path)}.") from None
+            raise Busy(
+                f"Run {path.name} is being executed {_holder(path)}. Wait for it: the same command "
+                "then looks it up."
+            ) from None
         except OSError as error:
             # mkdir says of a folder that was there, and is gone when it looks again, that it exists
             is_gone = isinstance(error, FileNotFoundError | FileExistsError)
