@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dpexp import cli
-from dpexp.cli import cost_model, plan, stand_in, step_cost
+from dpexp.cli import cost_model, plan, step_cost
 from dpexp.methods.dpsgd import DPSGD
 from tests.marks import some_long
 
@@ -28,7 +28,7 @@ def test_flops_are_the_models_times_the_examples_and_evaluations(tmp_path):
     words = ["task=mnist", "model=linear", "method=nonprivate", "batch_size=1000", "epochs=10"]
     cost = stand_ins(tmp_path).cost(config(tmp_path, *words, "eval_every=2"))
     product = 2 * 784 * 10  # of one example with the weights; the weights' gradient is another
-    examples = 10 * 60000 + 5 * stand_in.TEST_SHARE * 60000 / 3
+    examples = 10 * 60000 + 5 * cost_model.TEST_SHARE * 60000 / 3
     assert cost.flops == pytest.approx(2 * product * examples, rel=0.01)
     assert cost.seconds > 0
 
@@ -99,7 +99,7 @@ def test_texts_cost_by_their_tokens(tmp_path):
     )
     sizes = {"qnli": 104743, "sst2": 67349}
     per_text = {"qnli": pairs.flops / sizes["qnli"], "sst2": single.flops / sizes["sst2"]}
-    expected = stand_in.TOKENS["qnli"] / stand_in.TOKENS["sst2"]
+    expected = cost_model.TOKENS["qnli"] / cost_model.TOKENS["sst2"]
     assert per_text["qnli"] / per_text["sst2"] == pytest.approx(expected, rel=0.1)
 
 
@@ -229,7 +229,7 @@ def test_every_view_of_an_example_is_counted(tmp_path):
         stand_ins(tmp_path).cost(config(tmp_path, *words, *more)).flops
         for more in ([], OPTIONS["augmentation"])
     )
-    tested = 2 * 784 * 10 * stand_in.TEST_SHARE * 60000 / 3
+    tested = 2 * 784 * 10 * cost_model.TEST_SHARE * 60000 / 3
     assert views > 2 * (plain - tested)
 
 
