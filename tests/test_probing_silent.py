@@ -5,9 +5,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from dpexp.training.probing.check import check_model
 from dpexp.types import ConfigError
 from tests.marks import few
-from tests.test_probing import PIECES, Fine, check, middle, twice, with_hook
+from tests.test_probing import CPU, PIECES, Fine, check, middle, task_of, twice, with_hook
 
 
 def seldom(self, h):
@@ -83,8 +84,8 @@ class Holding(nn.Module):
 @pytest.mark.parametrize(
     "names, said",
     [
-        (("token",), r"middle\.token takes no part .* noise to it\."),
-        (("mask", "token"), r"middle\.mask, middle\.token take no part .* noise to them\."),
+        (("token",), r"middle\.token has no gradient .* moves it\."),
+        (("mask", "token"), r"middle\.mask, middle\.token have no gradient .* moves them\."),
     ],
 )
 def test_a_parameter_that_nothing_uses_is_told_of(names, said):
@@ -103,6 +104,12 @@ class Attending(nn.Module):
         tokens = h.reshape(len(h), 3, 2)
         scores = self.query(tokens) @ self.key(tokens).mT
         return (scores.softmax(-1) @ tokens).flatten(1)
+
+
+def test_a_method_that_takes_losses_alone_may_move_it():
+    model = Fine(Holding("token"))
+    trained = [name for name, _ in model.named_parameters()]
+    assert check_model(model, trained, task_of(), CPU, is_forward_only=True) is None
 
 
 @pytest.mark.parametrize("kind", [Holding, Attending])

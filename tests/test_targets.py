@@ -107,6 +107,14 @@ def test_a_module_that_fails_as_it_is_imported_is_told_of(source, said, tmp_path
             assert line.endswith(f"Mend {tmp_path / 'of_the_user.py'}, line 1.")
 
 
+def test_a_file_of_a_library_with_the_same_name_is_not_to_be_mended(tmp_path, monkeypatch):
+    source = "import torch\ntorch.nn.functional.dropout(torch.ones(1), p=5)"
+    (tmp_path / "functional.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    line = told(RGP, tmp_path / "results", "optimizer._target_=functional.X")
+    assert line.endswith(f"Mend {tmp_path / 'functional.py'}, line 2.")
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -162,8 +170,11 @@ class Sized(nn.Linear):
 def test_a_setting_that_contradicts_the_task_is_refused(node):
     model = {"_target_": f"{HERE}.Sized", "name": "sized", **node}
     task = SimpleNamespace(name="digits", input_shape=(1, 8, 8), num_classes=10, train=None)
-    with pytest.raises(ConfigError, match="to be the task's, .* Leave it out"):
+    with pytest.raises(ConfigError, match="than the task's: the task's is .* Leave it out"):
         building.build_model({"model": model}, task)
+    # A run that was kept before such settings were refused is built as it was.
+    kept = building.build_model({"model": model}, task, is_kept=True).model
+    assert kept.out_features == 10
     same = {**model, "args": {"num_classes": 10, "input_shape": [1, 8, 8]}}
     same.pop("num_classes", None)
     assert building.build_model({"model": same}, task).model.out_features == 10

@@ -52,7 +52,7 @@ class Built(NamedTuple):
     head: str
 
 
-def build_model(config: Mapping[str, Any], task: Any) -> Built:
+def build_model(config: Mapping[str, Any], task: Any, *, is_kept: bool = False) -> Built:
     """Return a config's model.
 
     Its weights are drawn from torch's generator.
@@ -60,13 +60,15 @@ def build_model(config: Mapping[str, Any], task: Any) -> Built:
     Args:
         config: of the run.
         task: whose shape it fits.
+        is_kept: whether a run has kept it. Settings that the task's overruled are as they were.
 
     Raises:
         ConfigError: if it does not fit the task, or cannot be built.
     """
     node = config["model"]
     fitted = fit_to_task(node, task)  # first reports a model that does not fit the task
-    model = make("model", _arguments(node, fitted), without=OF_NO_CONSTRUCTOR, **fitted)
+    settings = _arguments(node, {} if is_kept else fitted, fitted)
+    model = make("model", settings, without=OF_NO_CONSTRUCTOR, **fitted)
     return prepare(model, config, task.num_classes)
 
 
@@ -186,18 +188,21 @@ def with_head(config: Mapping[str, Any], head: str) -> dict[str, Any]:
     }
 
 
-def _arguments(node: Mapping[str, Any], fitted: Mapping[str, Any]) -> dict[str, Any]:
+def _arguments(
+    node: Mapping[str, Any], binding: Mapping[str, Any], fitted: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return a model's settings, those in `args` among them where it has no such argument.
 
     Args:
         node: of the config.
+        binding: arguments that may not be said otherwise.
         fitted: arguments that the task decides.
     """
     from dpexp.types import ConfigError
 
     args = node.get("args", {})
     if "args" not in node or "args" in parameters("model", node):
-        _require_fitting("model", node, fitted)
+        _require_fitting("model", node, binding)
         return dict(node)
     if not isinstance(args, Mapping):
         raise ConfigError(
@@ -206,7 +211,7 @@ def _arguments(node: Mapping[str, Any], fitted: Mapping[str, Any]) -> dict[str, 
         )
     rest = {key: value for key, value in node.items() if key != "args"}
     check_known("model.args", find_all("model", rest), args, [*OF_NO_CONSTRUCTOR, *fitted])
-    _require_fitting("model.args", args, fitted)
+    _require_fitting("model.args", args, binding)
     return rest | dict(args)
 
 
@@ -221,9 +226,10 @@ def _require_fitting(place: str, said: Mapping[str, Any], fitted: Mapping[str, A
     for name in fitted.keys() & said.keys():
         takes = [*fitted[name]] if isinstance(fitted[name], tuple | list) else fitted[name]
         if said[name] not in (None, takes):
+            has = "the task has none" if takes is None else f"the task's is {takes}"
             raise ConfigError(
-                f"Expected {place}.{name} to be the task's, {takes}; got {said[name]}. Leave it "
-                "out: the task gives it."
+                f"Expected no other {place}.{name} than the task's: {has}; got {said[name]}. Leave "
+                "it out."
             )
 
 

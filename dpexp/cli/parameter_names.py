@@ -54,7 +54,7 @@ def _parameters(record: Record) -> Mapping[str, Mapping[str, int]] | None:
     if not is_known or reads_weights(config) or not all(key in result for key in SHAPE):
         return None
     with torch.device("meta"):
-        model, _ = build_model(config, shape_of(config, result))
+        model, _ = build_model(config, shape_of(config, result), is_kept=True)
     if is_vote:
         return {"trainable": {n: p.numel() for n, p in model.named_parameters()}, "frozen": {}}
     made = make_method(config)

@@ -250,7 +250,7 @@ def _built(record: records.Record, trust: bool) -> nn.Module:
     config = {**record.config, "model": node}
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")  # of what it was pretrained on; said when it was trained
-        return build_model(config, shape_of(record.config, record.result)).model
+        return build_model(config, shape_of(record.config, record.result), is_kept=True).model
 
 
 def _changed(model: nn.Module, record: records.Record) -> nn.Module:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import sysconfig
 import traceback
 from typing import Any
 
@@ -50,10 +51,14 @@ def _where(error: BaseException, module: str) -> str:
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}"
     # The deepest file below which nothing but the import of another, or a library, fails.
-    ends = tuple(part + end for part in module.split(".") for end in (".py", "/__init__.py"))
+    parts = module.split(".")
+    paths = ["/".join(parts[: place + 1]) for place in range(len(parts))]
+    ends = tuple(f"/{path}{end}" for path in paths for end in (".py", "/__init__.py"))
+    libraries = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
     lines = [
         frame for frame in traceback.extract_tb(error.__traceback__)
         if frame.filename.replace("\\", "/").endswith(ends)
+        and not frame.filename.startswith(libraries)
     ]  # fmt: skip
     return f"{lines[-1].filename}, line {lines[-1].lineno}" if lines else ""
 

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from typing import Any
 
 from torch import nn
 
@@ -132,22 +131,25 @@ def check_head_std(std: float | None) -> None:
         )
 
 
-def begin(found: Any, std: float | None) -> None:
-    """Draw a classifier's weights, and set its biases to 0.
+def begin(model: nn.Module, names: Sequence[str], num_classes: int, std: float | None) -> None:
+    """Draw a new classifier's weights, and set its biases to 0.
 
     Libraries may draw them for many classes. EfficientNet's have ten times the usual size where
     there are ten classes: a loss of 18 in place of 2.3, by which training begins with the loss of
     what was pretrained.
 
     Args:
-        found: its layer, or several of them.
+        model: it.
+        names: of its classifiers, or of modules that hold one; layers with other outputs stay.
+        num_classes: outputs.
         std: of a normal distribution, >= 0; None: they stay as they are.
     """
     if std is None:
         return
-    for head in found if isinstance(found, list | tuple) else [found]:
+    for head in (model.get_submodule(name) for name in names):
         for layer in head.modules():
-            if isinstance(layer, LAYERS):
+            outputs = getattr(layer, "out_features", getattr(layer, "out_channels", None))
+            if isinstance(layer, LAYERS) and outputs == num_classes:
                 nn.init.normal_(layer.weight, std=std)
                 if layer.bias is not None:
                     nn.init.zeros_(layer.bias)

@@ -88,7 +88,8 @@ def classifier(
             "model.args."
         ) from error
     if not (is_loaded and num_classes == stated.num_classes):
-        begin(model.get_classifier(), head_std)
+        named = stated.classifier or ()
+        begin(model, [named] if isinstance(named, str) else named, num_classes, head_std)
     note(model, "library", f"timm {timm.__version__}")
     set_dropouts(model, dropout)
     takes_images(

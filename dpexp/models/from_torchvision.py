@@ -92,7 +92,7 @@ def classifier(
     if pretrained and not is_bare:
         _load(model, num_classes, weights_of(architecture, model_root))
     if head_std is not None:
-        begin(model.get_submodule(find_head(model, num_classes)), head_std)
+        begin(model, [find_head(model, num_classes)], num_classes, head_std)
     set_dropouts(model, dropout)
     takes_images(
         model,

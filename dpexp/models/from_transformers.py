@@ -72,7 +72,8 @@ def classifier(
     check_resize(resize)
     folder = model_folder(model_root, repo)
     config = _config(folder, args)
-    if {"num_labels", "id2label"} & args.keys() and config.num_labels != num_classes:
+    is_said = bool({"num_labels", "id2label"} & args.keys())
+    if is_said and not is_bare and config.num_labels != num_classes:
         raise ConfigError(
             f"Expected model.args to have {num_classes} labels, the task's classes; got "
             f"{config.num_labels}. Leave num_labels and id2label out: the task gives them."

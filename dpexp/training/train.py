@@ -217,7 +217,14 @@ def first_look(parts: Parts, device: torch.device) -> str | None:
     for is_training in dict.fromkeys((mode, mode and not parts.method.is_forward_only)):
         with in_mode(parts.model, is_training=is_training):
             with told_if_long("trying the network on made-up examples, before the first step"):
-                unchecked = check_model(parts.model, trained, parts.task, device) or unchecked
+                found = check_model(
+                    parts.model,
+                    trained,
+                    parts.task,
+                    device,
+                    is_forward_only=parts.method.is_forward_only,
+                )
+                unchecked = found or unchecked
     if unchecked is not None:
         mark_untried(parts.model)
     for name, hooked in hooked_layers(parts.model, trained).items():

@@ -70,11 +70,24 @@ def test_a_classifier_that_was_pretrained_for_as_many_classes_stays(tmp_path, nu
         assert model.classifier.weight.eq(0).all()
 
 
-def test_several_classifiers_begin_alike_and_other_layers_stay():
-    convolution = nn.Sequential(nn.LayerNorm(4), nn.Conv2d(4, 3, 1, bias=False))
-    linear = nn.Linear(4, 3)
-    before = convolution[0].weight.clone()
-    begin((convolution, linear), 1e-3)
-    assert 0 < float(convolution[1].weight.abs().max()) < 0.01
-    assert 0 < float(linear.weight.abs().max()) < 0.01 and linear.bias.eq(0).all()
-    assert torch.equal(convolution[0].weight, before)
+def test_several_classifiers_begin_alike_and_what_is_pretrained_before_them_stays():
+    """A head of several layers, as CaFormer's, has but one that is new."""
+    head = nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Conv2d(6, 3, 1, bias=False))
+    model = nn.ModuleDict({"head": head, "head_dist": nn.Linear(4, 3), "body": nn.Linear(4, 3)})
+    before = {name: each.clone() for name, each in model.state_dict().items()}
+    begin(model, ["head", "head_dist"], 3, 1e-3)
+    new = {"head.2.weight", "head_dist.weight", "head_dist.bias"}
+    for name, each in model.state_dict().items():
+        assert torch.equal(each, before[name]) == (name not in new)
+    assert 0 < float(model.head[2].weight.abs().max()) < 0.01
+    assert model.head_dist.bias.eq(0).all()
+
+
+def test_caformers_pretrained_hidden_layer_is_kept():
+    words = ["model=timm", "name=caformer_s18", "model.pretrained=false", "model.resize=32"]
+    heads = [
+        parts("nowhere", *IMAGE, *words, "seed=3", f"model.head_std={std}").model.head.fc
+        for std in ("null", "0.01")
+    ]
+    assert torch.equal(heads[0].fc1.weight, heads[1].fc1.weight)
+    assert not torch.equal(heads[0].fc2.weight, heads[1].fc2.weight)

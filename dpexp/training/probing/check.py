@@ -68,7 +68,12 @@ MANY = "with how many are in its batch"
 
 
 def check_model(
-    model: nn.Module, parameters: Sequence[str], task: Any, device: torch.device
+    model: nn.Module,
+    parameters: Sequence[str],
+    task: Any,
+    device: torch.device,
+    *,
+    is_forward_only: bool = False,
 ) -> str | None:
     """Check a model on synthetic examples; the model and random states are not changed.
 
@@ -77,6 +82,8 @@ def check_model(
         parameters: names of those that a method trains.
         task: for its loss and its examples' shape; no example is read.
         device: the model's.
+        is_forward_only: whether the method takes losses alone, so that it may also move what no
+            gradient reaches.
 
     Returns:
         A deviation for the certificate if the model cannot be checked; otherwise None.
@@ -87,10 +94,10 @@ def check_model(
     """
     told: list[str] = []
     try:
-        unchecked = _checked(model, parameters, task, device, told)
+        unchecked = _checked(model, parameters, task, device, told, is_forward_only)
     except Exception as error:  # a model may reject synthetic inputs in any way
         if run_again(model):  # what reads its parameters itself may bear to be run again
-            return check_model(model, parameters, task, device)
+            return check_model(model, parameters, task, device, is_forward_only=is_forward_only)
         if isinstance(error, ConfigError):
             raise
         words = f"{type(error).__name__}: {one_line(error)[:150]}"
@@ -106,6 +113,7 @@ def _checked(
     task: Any,
     device: torch.device,
     told: list[str],
+    is_forward_only: bool,
 ) -> str | None:
     """Check a model as it is hooked now, and add what is to be told; see `check_model`."""
     own = first_weight(model).dtype
@@ -127,10 +135,10 @@ def _checked(
             return UNTRIED
     if wrong is not None:
         raise ConfigError(wrong)
-    if subject.unused:  # not remembered, so that a later run tells it again
-        told.append(verdict.unused(sorted(subject.unused)))
-    else:
+    if not subject.unused:  # else a later run tells it again
         known.remember(key, model)
+    elif not is_forward_only:
+        told.append(verdict.unused(sorted(subject.unused)))
     return None
 
 

@@ -169,13 +169,13 @@ def _alike(one: Any, other: Any) -> bool:
 
 
 def unused(names: Sequence[str]) -> str:
-    """Return a warning of parameters that the loss does not depend on.
+    """Return a warning of parameters that no gradient of the loss reaches.
 
     Args:
         names: of the parameters, one or more.
     """
-    takes, it = ("takes", "it") if len(names) == 1 else ("take", "them")
+    has, it = ("has", "it") if len(names) == 1 else ("have", "them")
     return (
-        f"{', '.join(names)} {takes} no part in the loss on made-up examples: no gradient moves "
-        f"{it}, and a private step adds noise to {it}. Freeze what the model does not use."
+        f"{', '.join(names)} {has} no gradient in the loss of made-up examples, so that nothing "
+        f"but noise, where there is some, moves {it}. Freeze what the model does not use."
     )
