@@ -199,6 +199,14 @@ def test_models_of_other_libraries_and_of_ones_own(words, tmp_path):
     torch.testing.assert_close(model.outputs(test.inputs), loaded.outputs(test.inputs))
     right = model.outputs(test.inputs).argmax(1) == test.targets
     assert 100 * float(right.float().mean()) == pytest.approx(run.accuracy, abs=0.3)
+    if "python" in words:  # such a setting, of no effect, was not refused before
+        config = folder / "config.yaml"
+        config.write_text(
+            config.read_text().replace("    width: 5", "    width: 5\n    num_classes: 3")
+        )
+        assert "num_classes: 3" in config.read_text()
+        older = dpexp.load(folder, trust=True)
+        torch.testing.assert_close(older.outputs(test.inputs), loaded.outputs(test.inputs))
 
 
 class Mine(torch.nn.Module):

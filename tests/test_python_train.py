@@ -7,6 +7,7 @@ import multiprocessing
 import pickle
 import re
 import shutil
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 
@@ -61,6 +62,28 @@ def trained(tmp_path):
         return dpexp.train(network() if model is None else model, train, test, **said)
 
     return train
+
+
+class Shifted(nn.Module):
+    """Adds a parameter that no gradient reaches: what DP-ZO alone can train."""
+
+    def __init__(self):
+        super().__init__()
+        self.shift, self.inner = nn.Parameter(torch.zeros(3)), network()
+
+    def forward(self, x):
+        return self.inner(x) + self.shift.detach()
+
+
+@pytest.mark.parametrize("method", ["dpsgd", "dp_zo"])
+def test_what_no_gradient_reaches_is_told_of_where_a_method_takes_gradients(method, trained):
+    settings = {} if method == "dpsgd" else {"optimizer": "sgd_plain"}
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        trained(Shifted(), method=method, lr=1e-3, **settings)
+    told = [str(each.message) for each in said if "shift" in str(each.message)]
+    assert len(told) == (method == "dpsgd"), told
+    assert all("shift has no gradient" in each for each in told)
 
 
 TRAINED = ["dpsgd", "rgp", "lsg", "dp_powersgd", "sparse_dpsgd"]

@@ -140,13 +140,14 @@ def begin(model: nn.Module, names: Sequence[str], num_classes: int, std: float |
 
     Args:
         model: it.
-        names: of its classifiers, or of modules that hold one; layers with other outputs stay.
+        names: of its classifiers, or of modules that hold one; layers with other outputs stay, and
+            an encoder has none of these.
         num_classes: outputs.
         std: of a normal distribution, >= 0; None: they stay as they are.
     """
     if std is None:
         return
-    for head in (model.get_submodule(name) for name in names):
+    for head in (module for name, module in model.named_modules() if name in names):
         for layer in head.modules():
             outputs = getattr(layer, "out_features", getattr(layer, "out_channels", None))
             if isinstance(layer, LAYERS) and outputs == num_classes:

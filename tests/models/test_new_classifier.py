@@ -75,7 +75,7 @@ def test_several_classifiers_begin_alike_and_what_is_pretrained_before_them_stay
     head = nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Conv2d(6, 3, 1, bias=False))
     model = nn.ModuleDict({"head": head, "head_dist": nn.Linear(4, 3), "body": nn.Linear(4, 3)})
     before = {name: each.clone() for name, each in model.state_dict().items()}
-    begin(model, ["head", "head_dist"], 3, 1e-3)
+    begin(model, ["head", "head_dist", "of an encoder's library"], 3, 1e-3)
     new = {"head.2.weight", "head_dist.weight", "head_dist.bias"}
     for name, each in model.state_dict().items():
         assert torch.equal(each, before[name]) == (name not in new)
