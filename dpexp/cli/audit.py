@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpexp import records
-from dpexp.cli import audit_page, idle, lookup, many, verify
+from dpexp.cli import audit_page, idle, lookup, many, validate, verify
 from dpexp.cli.arguments import (
     changing,
     exit_code_of,
@@ -221,6 +221,8 @@ def _main(words: Sequence[str]) -> int:
     confidence = _confidence(config)
     runs = [of_one_run(subject, user) for subject in subjects]
     games = [of_distinguishing_game(subject, user) for subject in subjects]
+    for asked_for in (*filter(None, runs), *games):
+        validate.check_values(asked_for)
     idle.warn_of_all([*filter(None, runs), *games], user)
     stem = Path(config["results"]) / config["profile"]["name"] / request.name
     ids = {

@@ -29,7 +29,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dpexp.cli import idle
+from dpexp.cli import idle, validate
 from dpexp.cli.arguments import exit_code_of, split, text, whole
 from dpexp.cli.composition import compose
 from dpexp.cli.parts import build_parts
@@ -75,8 +75,9 @@ def _main(words: Sequence[str]) -> int:
     own, overrides = split(words, READERS)
     trials = own.pop("trials", 200)
     config = compose([*COMMON, *overrides])
+    validate.check_values(config)  # a mistake does not wait for torch
     idle.warn(config, overrides)
-    from dpexp.attacks.soundness import check  # a mistake in the words does not wait for torch
+    from dpexp.attacks.soundness import check
     from dpexp.distributed import ranks
 
     if "precision" in config["model"]:  # bfloat16's rounding would hide differences

@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dpexp import records
-from dpexp.cli import idle, lookup, many
+from dpexp.cli import idle, lookup, many, validate
 from dpexp.cli.arguments import exit_code_of, require_kept
 from dpexp.cli.execution import execute
 from dpexp.cli.lira_request import Request, compose, files, is_of, of_seeds, parse
@@ -79,6 +79,7 @@ def _main(words: Sequence[str]) -> int:
     request = parse(words)
     configs = [compose(request, method) for method in request.methods]
     for config in configs:
+        validate.check_values(config)
         if config["privacy"]["noise"]:  # before hours are spent on the first method
             with warnings.catch_warnings(action="ignore"):  # each run repeats them
                 check_privacy(config["privacy"], config["task"]["dataset_size"])

@@ -63,14 +63,17 @@ def require_begin(configs: Iterable[dict[str, Any]]) -> None:
     Raises:
         ConfigError: such as for a method that has nothing to train in the model.
     """
+    from dpexp.cli import validate
+
+    configs = [*configs]
+    for config in configs:
+        validate.check_values(config)
     import torch
 
-    from dpexp.cli import validate
     from dpexp.training.train import first_look
 
     begun_with: list[Any] = []
     for config in configs:
-        validate.check_values(config)
         if "loop" in config:
             if (look := getattr(loop_of(config), "require_begin", None)) is not None:
                 look(config, build_parts(copy.deepcopy(config), torch.device("cpu")))

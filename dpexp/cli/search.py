@@ -22,7 +22,7 @@ from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from dpexp.cli import idle, many
+from dpexp.cli import idle, many, validate
 from dpexp.cli.arguments import exit_code_of, split, whole
 from dpexp.cli.choosing import cost_of_trials
 from dpexp.cli.composition import compose
@@ -142,6 +142,7 @@ def _main(words: Sequence[str]) -> int:
     tried = [(chosen, compose([*COMMON, *chosen])) for chosen in combinations(overrides)]
     for _, config in tried:
         require_common_loop(config)
+        validate.check_values(config)
     if len(tried) > 1:
         require_begin(config for _, config in tried)
     for chosen, composed in tried:
