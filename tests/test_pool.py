@@ -99,3 +99,38 @@ def test_a_search_says_what_it_has_found_before_an_earlier_run_has_ended(capfd):
     assert search.main([*words, "epochs=400,1", "workers=2"]) == 0
     lines = capfd.readouterr().out.splitlines()
     assert ["epochs=1 " in line for line in lines] == [True, False]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_of_several_tasks_one_that_fails_is_told_of_and_the_others_are_done(workers, capfd):
+    """A process that died, late in a long search, ended it; so did an error of one setting."""
+    tasks = {key: key for key in ("odd", "dies", "fine", "says")[: None if workers > 1 else 1]}
+    tasks["last"] = "last"
+    done = []
+
+    def take(key, ended, say):
+        if ended.error is not None:
+            raise many.named(f"lr={key}", ended.error)
+        done.append(ended.value)
+
+    with pytest.raises(Exception, match=r"only half|died") as raised:
+        many.each(work, tasks, workers, take)
+    lines = capfd.readouterr().err
+    assert sorted(done) == sorted(f"{key} done" for key in tasks if key not in ("odd", "dies"))
+    assert "failed: " in lines and "only half In lr=odd." in lines
+    if workers == 2:
+        assert "failed: lr=dies: the process died" in lines
+        assert raised.value.__notes__[-1] == "1 more failed, as said above."
+
+
+def test_a_mistake_ends_all_tasks():
+    done = []
+
+    def take(key, ended, say):
+        if ended.error is not None:
+            raise many.named(key, ended.error)
+        done.append(key)
+
+    with pytest.raises(ConfigError, match="epochs > 0"):
+        many.each(work, {key: key for key in ("fine", "refused", "says")}, 1, take)
+    assert done == ["fine"]

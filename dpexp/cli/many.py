@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 from dpexp.distributed.pool import Died, Ended, Pool
 from dpexp.reporting.collect import build, workers
 from dpexp.reporting.collect.cells import Job
+from dpexp.training import progress
+from dpexp.types import one_line
 
 MEMORY_MB, SMALL_MB = 4500, 1500
 """Megabytes that a run may take (ours). The tables' runs of real data, and those of several views
@@ -110,19 +112,24 @@ def each(
         do: does a task; importable by name where num > 1.
         tasks: by key, what `do` takes; it can be pickled where num > 1.
         num: of processes; 1 is this one.
-        take: takes a task's key as soon as it has ended, its end, and what prints a line. What it
-            raises ends all.
+        take: takes a task's key as soon as it has ended, its end, and what prints a line.
         is_wanted: whether a task that has not begun is still to be done.
+
+    Raises:
+        Exception: what `take` raises. A user's mistake ends all. After any other error, such as
+            that of a process that died, the other tasks are done first; each error is said at once.
     """
     from dpexp.cli.errors import WARNED
     from dpexp.cli.execution import saying
     from dpexp.distributed.cores import cores
     from dpexp.training.overview import Overview
 
+    failed: list[Exception] = []
     if num == 1:
         for key, task in tasks.items():
             if is_wanted(key):
-                take(key, _attempt(do, task), _say)
+                _take(partial(take, key, _attempt(do, task), _say), failed)
+        _end(failed)
         return
     queue = list(reversed(list(enumerate(tasks))))
     keys = {str(place): key for place, key in queue}
@@ -140,12 +147,38 @@ def each(
             ends = pool.ended() if pool.is_busy else []
             for name, ended in sorted(ends, key=_is_error):  # last, as it may end all
                 overview.at(name, 1.0)
-                take(keys[name], ended, overview.report)
+                _take(partial(take, keys[name], ended, overview.report), failed)
+    _end(failed)
+
+
+def _take(take: Callable[[], None], failed: list[Exception]) -> None:
+    """Take an end; put an error by that says nothing about other tasks, and was `named`."""
+    from dpexp.cli.errors import mistake
+
+    try:
+        take()
+    except Exception as error:
+        if mistake(error) is not None and not isinstance(error, Died):
+            raise
+        failed.append(error)
+        where = "" if isinstance(error, Died) else f" {error.__notes__[-1]}"  # see `named`
+        progress.say(f"failed: {one_line(error)}{where}")
+
+
+def _end(failed: Sequence[Exception]) -> None:
+    if not failed:
+        return
+    if len(failed) > 1:
+        failed[0].add_note(f"{len(failed) - 1} more failed, as said above.")
+    raise failed[0]
 
 
 def named(name: str, error: Exception) -> Exception:
     """Return a task's error to be raised; that its process died is said of its name."""
-    return Died(f"{name}: {error}") if isinstance(error, Died) else error
+    if isinstance(error, Died):
+        return Died(f"{name}: {error}")
+    error.add_note(f"In {name}.")
+    return error
 
 
 def _is_error(end: tuple[str, Ended]) -> bool:

@@ -154,7 +154,7 @@ def _main(words: Sequence[str]) -> int:
     def take(chosen: Sequence[str], ended: Ended, say: many.Say) -> None:
         if ended.error is not None:
             raise many.named(" ".join(chosen), ended.error)
-        say(ended.value)  # at once, as nothing else keeps it: Ctrl-C or another's error ends all
+        say(ended.value)  # at once, as nothing else keeps it: Ctrl-C or another's mistake ends all
 
     num = many.number([composed for _, composed in tried], own.get("workers"))
     many.each(_line, {chosen: chosen for chosen, _ in tried}, num, take)
