@@ -215,6 +215,7 @@ def test_a_mistake_in_a_value_is_one_line(shell, tmp_path):
             "Expected the model to hold a classifier named 'tail'",
         ),
         (["optimizer.lr=-1"], r"Expected optimizer.lr > 0; got -1\. Set optimizer.lr"),
+        (["optimizer.momentum=2"], "Expected optimizer.momentum to be at most 1, or old steps"),
         (["optimizer=adam"], "Expected optimizer.lr beside optimizer=adam"),
         (["+optimizer.momentun=1"], "Unknown key optimizer.momentun: .* Did you mean momentum?"),
         (["~optimizer"], "Expected optimizer to hold settings of its own; it was taken out"),

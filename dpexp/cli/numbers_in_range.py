@@ -83,6 +83,11 @@ def _check_optimizer(group: str, node: Mapping[str, Any]) -> None:
                 f"Expected {group}.lr to be at least {LEAST:.2g}, or no step would move a weight; "
                 f"got {value:g}. Set {group}.lr."
             )
+        if name == "momentum" and value > 1:
+            raise ConfigError(
+                f"Expected {group}.momentum to be at most 1, or old steps would weigh more with "
+                f"every new one; got {value:g}. Set {group}.momentum."
+            )
         if abs(value) > LARGEST:
             raise ConfigError(
                 f"Expected {group}.{name} to be at most {LARGEST:.2g}, so that float32 holds what "
