@@ -55,11 +55,14 @@ def the_error(done):
         long(["task=digits", "-m", "method=rgp,rpg"], "Did you mean rgp?"),
         (
             ["-m", "method=rgp", *DIGITS, "denoise=null,disk"],
-            "Name one, or several; runs without denoise",
+            "Name one, or several; denoise=none is a run without",
         ),
         (["method=rgp", *DIGITS, "epochs"], "override 'epochs'. Expected KEY=VALUE."),
         (["method=rgp", *DIGITS, "eps=1,2"], "For a sweep add -m"),
-        (["method=rgp", *DIGITS, "attack=Null"], "got attack=Null. Name one, or leave it out"),
+        (
+            ["method=rgp", *DIGITS, "attack=Null"],
+            "got attack=Null. Name one, or leave it out for its default; attack=none is",
+        ),
         long(["method=3", *DIGITS], "got method=3. Name one."),
         long(["method=RGP", *DIGITS], "Did you mean rgp?"),
         long(["method=rgp", *DIGITS, "rank=4"], "Did you mean method.rank?"),

@@ -188,7 +188,9 @@ def test_a_rule_that_gives_one_weight_for_all_is_refused():
         check_rule(Summing())
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in (cli.CONF / "clipping").glob("*")))
+@pytest.mark.parametrize(
+    "name", sorted({path.stem for path in (cli.CONF / "clipping").glob("*")} - {"flat"})
+)
 def test_every_rule_of_conf_keeps_examples_apart(name):
     words = ["method=dpsgd", "task=digits", "profile=embedded", "model=linear", "eps=8"]
     parts = cli.build_parts(cli.compose([*words, f"clipping={name}"]), torch.device("cpu"))

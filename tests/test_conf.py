@@ -41,10 +41,10 @@ KEPT = ("embedded", "quick")
 TASKS = [task for task in TASKS if task not in OWN]  # which have no run without data
 MODELS = [name for name in MODELS if name not in DOORS]  # whose model is to be named
 ATTACKS, AUDITS, PROMPTS, WARM_STARTS, ANALYSES, OPTIMIZERS, SCHEDULES = (
-    sorted(path.stem for path in (cli.CONF / group).glob("*.yaml"))
+    sorted(path.stem for path in (cli.CONF / group).glob("*.yaml") if path.stem != "none")
     for group in ("attack", "audit", "prompts", "warm_start", "analysis", "optimizer", "schedule")
 )
-FEATURES = sorted(path.stem for path in (cli.CONF / "features").glob("*.yaml"))
+FEATURES = sorted({path.stem for path in (cli.CONF / "features").glob("*.yaml")} - {"none"})
 ARTIFACTS = sorted((cli.CONF / "artifact").glob("*/*.yaml"))
 SOME = [
     cli.CONF / "artifact" / f"{name}.yaml"
@@ -409,3 +409,19 @@ def test_a_recipe_s_optimizer_and_one_that_is_chosen_are_one_run():
     words = ["method=compressive", "task=digits", "optimizer.lr=0.1"]
     chosen = [*words, "optimizer=sgd_plain", "schedule=inverse_root"]
     assert records.run_id(CONFIGS.compose(chosen)) == records.run_id(CONFIGS.compose(words))
+
+
+OPTIONAL = sorted({path.parent.name for path in cli.CONF.glob("*/none.yaml")} - {"public"})
+
+
+@pytest.mark.parametrize("word", [*(f"{group}=none" for group in OPTIONAL), "clipping=flat"])
+def test_an_option_without_settings_is_as_no_choice(word):
+    words = ["method=dpsgd", "task=digits", "model=linear", "profile=embedded", "eps=8"]
+    assert cli.compose([*words, word]) == cli.compose(words)
+
+
+def test_an_option_without_settings_takes_an_experiments_choice_away():
+    words = ["experiment=scratch/cifar10_wrn16_4_eps8", "augmentation=none", "averaging=none"]
+    config = cli.compose(words)
+    assert not {"augmentation", "averaging"} & config.keys()
+    assert {"augmentation", "averaging"} <= cli.compose(words[:1]).keys()

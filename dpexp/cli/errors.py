@@ -56,6 +56,9 @@ class JobFailed(Exception):
     """
 
 
+NONE = ("none", "flat")
+"""Options that are as no choice at all, without settings."""
+
 TYPED = {"correlation=banded": "noise=correlated"}
 """What a person types for a choice."""
 
@@ -145,7 +148,7 @@ def explain(error: Exception) -> str:
         if "." not in place and (options := options_of(place)):
             asked = re.search(rf"'{place}\.(\w+)", str(error))
             having = [each for each in options if asked and asked[1] in settings_of(place, each)]
-            words = (f"{place}={option}" for option in having or options)
+            words = (f"{place}={option}" for option in having or options if option not in NONE)
             choices = " or ".join(TYPED.get(word, word) for word in words)
             return f"No {place} is chosen, so it has no settings. Add {choices}."
         return unknown_key(place, cause.parent_node)
@@ -228,8 +231,11 @@ def unnamed(words: Sequence[str]) -> str:
         if not all(isinstance(value, str | QuotedString) for value in values):
             group = override.key_or_group
             choice = "" if group in ("method", "task") else ", or leave it out for its default"
+            without = next((each for each in NONE if each in options), "")
             if override.is_sweep_override() and choice:
-                choice = f", or several; runs without {group} are a command of their own"
+                choice = ", or several"
+            if without:
+                choice += f"; {group}={without} is a run without"
             return (
                 f"Expected {group} to be one of {', '.join(options)}; got {word}. Name one{choice}."
             )
