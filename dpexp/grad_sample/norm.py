@@ -25,7 +25,7 @@ class NormGrads:
         cls, layer: nn.LayerNorm | nn.RMSNorm | nn.GroupNorm, x: Tensor, dh: Tensor
     ) -> NormGrads:
         """Return the layer's gradients; x-hat is recomputed, which is cheaper than keeping it."""
-        names = tuple(name for name, _ in layer.named_parameters(recurse=False))
+        names = tuple(own for own in ("weight", "bias") if getattr(layer, own, None) is not None)
         if isinstance(layer, nn.GroupNorm):
             x_hat = F.group_norm(x, layer.num_groups, eps=layer.eps)
             return cls(x_hat, dh, tuple(range(2, x.dim())), names)

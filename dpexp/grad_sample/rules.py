@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from dpexp.grad_sample.parametrized import kind_of, made_weights, names_behind
 from dpexp.grad_sample.per_example import FactoredGrads, MaterializedGrads
 from dpexp.grad_sample.repeated import RowRule, repeated
 from dpexp.imported import is_written_in
@@ -103,9 +104,17 @@ def has_foreign_rule(layer: nn.Module) -> bool:
 
 
 def parameters_with_a_rule(layer: nn.Module) -> tuple[str, ...]:
-    """Return which of a layer's own parameters its type's rule covers; () where it has none."""
-    found = _RULES.get(type(layer))
-    return found.parameters if found is not None and found.fits(layer) else ()
+    """Return which of a layer's parameters a rule covers; () where its type has none.
+
+    They are the layer's own, and those of which its weights are made (`parametrized`).
+    """
+    found = _RULES.get(kind_of(layer))
+    if found is None or not found.fits(layer):
+        return ()
+    if kind_of(layer) is type(layer):
+        return found.parameters
+    # A rule of the user's may have several matrices, and products with one do not say which.
+    return names_behind(layer, found.parameters) if _is_ours(found.rule) else ()
 
 
 def _registered(kind: type[nn.Module], what: str) -> Registered:
@@ -135,16 +144,16 @@ def layer_grads_of(name: str, layer: nn.Module, x: Tensor, dh: Tensor, rows: int
         ConfigError: if the rule omits a gradient, or returns one of another shape, or fails.
     """
     if rows > 1:
-        if type(layer) in ROWWISE:
+        if kind_of(layer) in ROWWISE:
             x, dh = (each.reshape(-1, rows, *each.shape[1:]) for each in (x, dh))
         else:
             return GroupedGrads(layer_grads_of(name, layer, x, dh), rows)
-    function, parameters, _ = _RULES[type(layer)]
+    function, parameters, _ = _RULES[kind_of(layer)]
     result = function(layer, x, dh) if _is_ours(function) else _result(function, name, layer, x, dh)
     if not isinstance(result, Mapping):
         return result
-    gradients = {}
-    for own, weight in layer.named_parameters(recurse=False):
+    gradients, made = {}, {own: getattr(layer, own) for own in made_weights(layer)}
+    for own, weight in {**dict(layer.named_parameters(recurse=False)), **made}.items():
         if own in parameters:
             shape, got = [len(x), *weight.shape], result.get(own)
             if got is None or list(got.shape) != shape:

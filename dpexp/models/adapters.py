@@ -83,7 +83,9 @@ class Adapted(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map inputs as the layer does, and add the adapter's output."""
-        return self.base_layer(x) + self.scale * self.lora_B(self.lora_A(x))
+        inner = self.lora_A(x)
+        inner = inner if self.scale == 1 else self.scale * inner  # B(s A x): the smaller tensor
+        return self.base_layer(x) + self.lora_B(inner)
 
     @torch.no_grad()
     def merged(self) -> nn.Module:
@@ -94,8 +96,8 @@ class Adapted(nn.Module):
 
 def is_adaptable(layer: nn.Module) -> bool:
     """Return whether a layer's adapter is two layers beside it; else it is in its parameter."""
-    if layer._forward_hooks or layer._forward_pre_hooks or "forward" in vars(layer):
-        return False  # it would not see what the adapter adds
+    if not low_rank.is_of_its_type(layer):
+        return False  # hooks would not see what the adapter adds
     if type(layer) is nn.Conv2d:
         return layer.groups == 1 and layer.padding_mode == "zeros"
     # A subclass may compute something else.

@@ -1,8 +1,12 @@
 """Low-rank adapters of parameters that modules read themselves, as a recurrent layer's matrices.
 
 The parameter W [p, ...] stays where it is, frozen, and whoever reads it gets W + s B A, by torch's
-parametrizations. What the module computes is not looked into, so that any module will do; its
-per-example gradients are torch.func's.
+parametrizations. What the module computes is not looked into, so that any module will do. Where its
+type has a rule, an example's gradients are products with that of W,
+
+    dB_i = s dW_i A^T [p, r],        dA_i = s B^T dW_i [r, d],
+
+and elsewhere torch.func's.
 """
 
 from __future__ import annotations
@@ -15,6 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from dpexp.grad_sample.parametrized import behind
+from dpexp.types import LayerGrads, PerExampleGrads
+
 
 class LowRank(nn.Module):
     """The adapter of one parameter: W to W + s B A.
@@ -25,18 +32,20 @@ class LowRank(nn.Module):
         lora_A: [r, d], d numbers a row of W.
         lora_B: [p, r].
         scale: s, alpha over the rank.
+        is_of_its_type: whether the module computes what its type does, without hooks.
     """
 
-    def __init__(self, weight: Tensor, rank: int, alpha: float) -> None:
+    def __init__(self, weight: Tensor, rank: int, alpha: float, is_of_its_type: bool) -> None:
         """Draw it for a weight [p, ...], on its device and in its precision.
 
         Args:
             weight: what it adds to.
             rank: r >= 1.
             alpha: the adapter is multiplied by alpha / rank.
+            is_of_its_type: see the attribute.
         """
         super().__init__()
-        self.scale = alpha / rank
+        self.scale, self.is_of_its_type = alpha / rank, is_of_its_type
         like: dict[str, Any] = {"device": weight.device, "dtype": weight.dtype}
         width = math.prod(weight.shape[1:])
         self.lora_A = nn.Parameter(torch.empty(rank, width, **like))
@@ -48,12 +57,25 @@ class LowRank(nn.Module):
         return weight + self.scale * (self.lora_B @ self.lora_A).view_as(weight)
 
 
+@behind(LowRank, fits=lambda adapter: adapter.is_of_its_type)
+def _gradients(adapter: LowRank, used: LayerGrads) -> dict[str, PerExampleGrads]:
+    """Return an example's gradients of A and B, from that of W + s B A."""
+    a, b = (adapter.scale * each.detach() for each in (adapter.lora_A, adapter.lora_B))
+    return {"lora_A": used.right(b), "lora_B": used.left(a)}
+
+
 def put_in(module: nn.Module, own: str, rank: int, alpha: float) -> None:
     """Put an adapter on one of a module's own parameters; see `LowRank`."""
     weight = module.get_parameter(own)
     if isinstance(module, nn.RNNBase) and _forget not in module._forward_hooks.values():
         module.register_forward_hook(_forget)
-    parametrize.register_parametrization(module, own, LowRank(weight, rank, alpha))
+    adapter = LowRank(weight, rank, alpha, is_of_its_type(module))
+    parametrize.register_parametrization(module, own, adapter)
+
+
+def is_of_its_type(module: nn.Module) -> bool:
+    """Return whether a module computes what its type does: hooks may look at it or change it."""
+    return not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
 
 
 def _forget(layer: nn.RNNBase, _: Any, __: Any) -> None:

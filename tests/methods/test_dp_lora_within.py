@@ -1,0 +1,71 @@
+"""DP-LoRA's adapters within a weight: the layer's rule gives their gradients, as autograd does."""
+
+import pytest
+import torch
+from torch import nn
+
+from dpexp.grad_sample.hooking import hooked_layers
+from dpexp.methods.dp_lora import DPLoRA
+from dpexp.models.adapters import adapter_parameters
+from dpexp.models.standardized import GainedConv2d
+from tests.methods import literal
+from tests.steps import sums_of
+
+CLIP_NORM = 0.7
+
+
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(4, 4, 3, padding=1, groups=4)
+
+    def forward(self, x):
+        return self.conv(torch.tanh(self.conv(x)))
+
+
+class Padded(nn.Conv2d):
+    """A subclass, whose type has no rule."""
+
+
+def hooked():
+    layer = nn.Conv2d(4, 4, 3, groups=2)
+    layer.register_forward_hook(lambda layer, inputs, output: 2 * output)
+    return layer
+
+
+LAYERS = {
+    "groups": (lambda: nn.Conv2d(4, 6, 3, groups=2, stride=2, padding=1), True),
+    "depthwise": (lambda: nn.Conv2d(4, 4, 5, groups=4, padding=2), True),
+    "several outputs a channel": (lambda: nn.Conv2d(4, 12, (3, 2), groups=4, bias=False), True),
+    "transposed": (lambda: nn.ConvTranspose2d(4, 6, 3, stride=2), True),
+    "standardised": (lambda: GainedConv2d(4, 6, 3), True),
+    "called twice": (Twice, True),
+    "scale and bias of a norm": (lambda: nn.LayerNorm((4, 7, 6)), True),
+    "another padding": (lambda: nn.Conv2d(4, 6, 3, padding=1, padding_mode="circular"), False),
+    "no rule": (lambda: Padded(4, 6, 3), False),
+    "a hook": (hooked, False),
+}
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize("alpha", [2.0, 5.0])
+def test_adapters_within_a_weight_have_autograds_gradients(kind, alpha):
+    """Where the layer's type has a rule it gives them; they took torch.func, half of a step."""
+    build, has_rule = LAYERS[kind]
+    torch.manual_seed(3)
+    model = nn.Sequential(build(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.LazyLinear(3)).double()
+    x, y = torch.randn(5, 4, 7, 6, dtype=torch.float64), torch.arange(5) % 3
+    model(x)
+    method = DPLoRA(2, alpha, "*", "3")
+    model = method.adapt(model)
+    for name in adapter_parameters(model):
+        nn.init.normal_(model.get_parameter(name), std=0.3)
+    adapters = hooked_layers(model, adapter_parameters(model))
+    assert [each.has_rule for each in adapters.values()] == [has_rule]
+    trained = method.trainable(model)
+    each = literal.gradients(model, x, y)
+    clipped = literal.clip({name: each[name] for name in trained}, CLIP_NORM)
+    got, _ = sums_of(model, method, x, y, CLIP_NORM, 2)
+    assert {key.parameter for key in got} == {*trained}
+    for key, total in got.items():
+        torch.testing.assert_close(total, clipped[key.parameter].sum(0), rtol=1e-6, atol=1e-9)
