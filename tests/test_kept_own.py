@@ -101,6 +101,11 @@ def test_texts_of_tables(columns, hub, tmp_path, capsys):
         lines = printed(capsys, folder, kind)
         assert [line["prediction"] for line in lines] == expected
         assert str(kind) in lines[3]["input"]
+    other = save_csv(
+        tmp_path / "semicolons.csv", [names, *(r[:columns] for r in rows)], delimiter=";"
+    )
+    lines = printed(capsys, folder, other, "task.delimiter=;")
+    assert [line["prediction"] for line in lines] == expected
     assert {*expected} <= {"bad", "good"}
 
 
@@ -110,7 +115,8 @@ def houses(tmp_path):
     for _ in range(200):
         rooms, heating = int(rng.integers(1, 13)), ["gas", "oil"][rng.integers(2)]
         rows.append([rooms, heating, 50 * rooms, ["no", "yes"][rooms > 6]])
-    return rows, save_csv(tmp_path / "h.csv", [["rooms", "heating", "price", "sold"], *rows])
+    table = [["rooms", "heating", "price", "sold"], *rows]
+    return rows, save_csv(tmp_path / "h.csv", table, delimiter=";")
 
 
 @pytest.mark.parametrize("target", few(["price", "sold"], ["price"]))
@@ -120,12 +126,20 @@ def test_rows_of_a_table(target, tmp_path, capsys):
     run = dpexp.run(
         f"task=table data={path} dataset_size=150 task.test_size=50 task.target={target} {said}",
         f"'task.columns={{rooms:[1,12],heating:[gas,oil]}}' {SHORT} results={tmp_path}",
+        "task.delimiter=';'",
     )
     folder = moved(run, tmp_path)
     model = dpexp.load(folder)
     raw = [{"rooms": row[0], "heating": row[1]} for row in rows]
     guesses = model.predict(raw)
     lines = printed(capsys, folder, path)
+    commas = save_csv(
+        tmp_path / "commas.csv", [["heating", "rooms"], *([r[1], r[0]] for r in rows)]
+    )
+    assert [line["prediction"] for line in printed(capsys, folder, commas, "task.delimiter=,")] == [
+        line["prediction"] for line in lines
+    ]
+    assert predict.main([str(folder), str(commas), *["task.delimiter=,"] * 2]) == 2
     if target == "price":
         task = build_task(run.config, torch.device("cpu"))
         scaled = outputs_of(run)[:, 0]

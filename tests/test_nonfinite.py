@@ -103,3 +103,55 @@ def test_others_are_taken(name):
     weight = nn.Parameter(torch.zeros(2, 2))
     check_optimizer(getattr(torch.optim, name)([weight], lr=0.1))
     assert torch.equal(weight, torch.zeros(2, 2))
+
+
+class Plain(torch.optim.SGD):
+    """Steps that this class computes anew from what it remembers in its own way."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, lr=lr)
+        self.before = {}
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for weight in self.param_groups[0]["params"]:
+            mean = self.memory(weight)
+            mean.mul_(0.9).add_(weight.grad)
+            weight.sub_(mean, alpha=self.param_groups[0]["lr"])
+
+    def memory(self, weight):
+        return self.state[weight].setdefault("mean", torch.zeros_like(weight))
+
+
+class Forgetful(Plain):
+    def memory(self, weight):
+        return self.before.setdefault(weight, torch.zeros_like(weight))
+
+
+class Unloadable(Plain):
+    def load_state_dict(self, state_dict):
+        raise ValueError("of another make")
+
+
+def test_an_optimizer_that_remembers_outside_of_its_state_is_refused():
+    weights = [nn.Parameter(torch.zeros(2, 2))]
+    check_optimizer(Plain(weights, lr=0.1), weights=weights)
+    for kind, why in ((Forgetful, "its next steps are others"), (Unloadable, "of another make")):
+        with pytest.raises(ConfigError, match=f"{kind.__name__} has more .*{why}.*self.state"):
+            check_optimizer(kind(weights, lr=0.1))
+
+
+def test_an_optimizer_of_other_weights_or_without_a_rate_is_refused():
+    weights = [nn.Parameter(torch.zeros(2, 2)) for _ in range(3)]
+    apart = [{"params": weights[:1]}, {"params": weights[1:], "lr": 1.0}]
+    check_optimizer(torch.optim.SGD(apart, lr=0.1), weights=weights)
+    for some, line in (
+        (weights[:2], "all 3 trained .* has 2 of them, and 0 others"),
+        ([*weights, nn.Parameter(torch.zeros(2))], "has 3 of them, and 1 others"),
+    ):
+        with pytest.raises(ConfigError, match=line):
+            check_optimizer(torch.optim.SGD(some, lr=0.1), weights=weights)
+    optimizer = torch.optim.SGD(weights, lr=0.1)
+    del optimizer.param_groups[0]["lr"]
+    with pytest.raises(ConfigError, match="a learning rate, lr"):
+        check_optimizer(optimizer, weights=weights)

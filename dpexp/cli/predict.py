@@ -8,6 +8,7 @@ FILES are images, or folders of them; for a model of texts, files with a text a 
 between two texts that belong together, or - for the standard input; for a model of texts or of a
 table, parquet, CSV, TSV or JSONL files with the columns that it was trained on. Prints CSV: the
 input (a row by file and place), the most probable class or the number, and the class's probability.
+CSV and TSV files have between cells what they had in training; task.delimiter=';' names another.
 trust=true allows a model that is not dpexp's, which calls code that the folder names.
 Exit code: 0; 2 for a user error.
 """
@@ -28,11 +29,12 @@ from dpexp.types import ConfigError
 
 STDIN = "-"
 OPTION = "trust"
+DELIMITER = "task.delimiter"
 
 
 def main(words: Sequence[str]) -> int:
     """Print the predictions that the command line asks for; return the exit code."""
-    options = [word for word in words if word.partition("=")[0] == OPTION and "=" in word]
+    options = [word for word in words if word.startswith((f"{OPTION}=", f"{DELIMITER}="))]
     places = [word for word in words if word not in options]
     if not places or {"-h", "--help"} & {*words}:
         print((__doc__ or "").strip())
@@ -48,8 +50,12 @@ def main(words: Sequence[str]) -> int:
 
 def _predict(run: str, files: Sequence[str], options: Sequence[str]) -> int:
     allowed = {f"{OPTION}=true": True, f"{OPTION}=false": False}
-    if wrong := [word for word in options if word not in allowed]:
+    between = [word.partition("=")[2] for word in options if word.startswith(DELIMITER)]
+    trusts = [word for word in options if not word.startswith(DELIMITER)]
+    if wrong := [word for word in trusts if word not in allowed]:
         raise ConfigError(f"Expected {OPTION}=true or {OPTION}=false; got {wrong[0]}.")
+    if len(between) > 1:
+        raise ConfigError(f"Expected one value of {DELIMITER}; got {', '.join(between)[:200]}.")
     if not files:
         raise ConfigError(
             f"Expected FILES after the run {run}; got none. See dpexp predict --help."
@@ -57,14 +63,19 @@ def _predict(run: str, files: Sequence[str], options: Sequence[str]) -> int:
     records.finished(Path(run))  # a mistake does not wait for torch
     from dpexp.cli.trained import load
 
-    model = load(run, trust=any(allowed[word] for word in options))
+    model = load(run, trust=any(allowed[word] for word in trusts))
     kind = None if model.preprocessing is None else model.preprocessing.kind
     if kind not in READERS:
         raise ConfigError(
             f"Expected a model of {' or '.join(READERS)}; the run {run} has kept how inputs are "
             f"made for {kind or 'none'}. Use dpexp.load from Python, and pass tensors."
         )
-    names, raw = zip(*READERS[kind](files, model.preprocessing), strict=True)
+    if between and READERS[kind] is _images:
+        raise ConfigError(
+            f"Expected no {DELIMITER} for a model of images; got {between[0]}. Leave it out."
+        )
+    delimiter = between[0] if between else model.record.config["task"].get("delimiter")
+    names, raw = zip(*READERS[kind](files, model.preprocessing, delimiter), strict=True)
     guesses = model.predict(list(raw))
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(("input", "prediction", "probability"))
@@ -75,7 +86,7 @@ def _predict(run: str, files: Sequence[str], options: Sequence[str]) -> int:
     return 0
 
 
-def _images(files: Sequence[str], _: Any) -> Iterator[tuple[str, Any]]:
+def _images(files: Sequence[str], _: Any, __: str | None) -> Iterator[tuple[str, Any]]:
     """Yield the paths of images; folders are searched, hidden files are left out."""
     from PIL import Image
 
@@ -92,16 +103,16 @@ def _images(files: Sequence[str], _: Any) -> Iterator[tuple[str, Any]]:
         yield from ((str(one), one) for one in found)
 
 
-def _rows(files: Sequence[str], made: Any) -> Iterator[tuple[str, Any]]:
+def _rows(files: Sequence[str], made: Any, delimiter: str | None) -> Iterator[tuple[str, Any]]:
     """Yield the rows of tables, as mappings of columns to cells."""
     from dpexp.data import rows
 
     for file in files:
-        for where, cells in rows.read(_existing(file), made.names, None):
+        for where, cells in rows.read(_existing(file), made.names, delimiter):
             yield where, dict(zip(made.names, cells, strict=True))
 
 
-def _texts(files: Sequence[str], made: Any) -> Iterator[tuple[str, Any]]:
+def _texts(files: Sequence[str], made: Any, delimiter: str | None) -> Iterator[tuple[str, Any]]:
     """Yield the texts of tables and the lines of other files; an empty line is an empty text."""
     from dpexp.data import rows
 
@@ -112,7 +123,7 @@ def _texts(files: Sequence[str], made: Any) -> Iterator[tuple[str, Any]]:
                     f"Expected a file with a text a line; the model's columns have no names that "
                     f"{file} could hold. Write the texts into a .txt file."
                 )
-            for where, cells in rows.read(_existing(file), made.names, None):
+            for where, cells in rows.read(_existing(file), made.names, delimiter):
                 yield where, tuple(cells) if len(cells) > 1 else cells[0]
             continue
         try:

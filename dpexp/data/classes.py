@@ -21,6 +21,9 @@ READ = "read"
 
 WHOLE = re.compile(r"0|-?[1-9][0-9]*")
 
+ROUND = re.compile(r"([-+]?[0-9]+)(?:\.0*)?")
+"""A whole number, however it is written: 1, 01, 1.0."""
+
 
 @dataclass(frozen=True)
 class Classes:
@@ -36,7 +39,8 @@ class Classes:
         """Check the words.
 
         Raises:
-            ConfigError: there are fewer than two, or two that nobody could tell apart.
+            ConfigError: there are fewer than two, two that nobody could tell apart, or one that no
+                file can hold.
         """
         if len(self.words) < 2:
             raise ConfigError(
@@ -45,6 +49,11 @@ class Classes:
             )
         seen: dict[str, str] = {}
         for word in self.words:
+            if any("\ud800" <= letter <= "\udfff" for letter in word):
+                raise ConfigError(
+                    f"Expected classes of whole characters; {word!a} has half of a surrogate pair, "
+                    "which is none. Mend the labels, or set task.classes."
+                )
             if word in seen.values():
                 raise ConfigError(
                     f"Expected every class once; got {', '.join(self.words)[:200]}, with {word} "
@@ -186,9 +195,21 @@ def read_off(labels: Iterable[Any]) -> Classes:
     """Return the classes that occur, sorted: numbers by size, words by their letters.
 
     A missing label is none; the reader, which knows its row, refuses it.
+
+    Raises:
+        ConfigError: a whole number is written in two ways, as where a program made 1.0 of 1 in one
+            file: each would be a class of its own.
     """
     values = {int(v) if isinstance(v, float) and v.is_integer() else v for v in labels}
     words = {_text(value) for value in values if not is_missing(value) and value != HIDDEN}
+    ways: dict[str, str] = {}
+    for word in sorted(words):
+        whole = ROUND.fullmatch(word)
+        if whole and (other := ways.setdefault(_digits(whole[1]), word)) != word:
+            raise ConfigError(
+                f"Expected labels that are written in one way; {other} and {word} are one number, "
+                "and would be two classes. Write them alike in all files, or set task.classes."
+            )
     are_numbers = all(WHOLE.fullmatch(word) for word in words)
     return Classes(tuple(sorted(words, key=lambda word: (int(word) if are_numbers else 0, word))))
 
@@ -198,6 +219,12 @@ def is_missing(label: Any) -> bool:
     if isinstance(label, str):
         return not label.strip()
     return label is None or (isinstance(label, float) and math.isnan(label))
+
+
+def _digits(whole: str) -> str:
+    """Return a whole number's sign and digits, of any number of them, without leading zeros."""
+    digits = whole.lstrip("+-0")
+    return "-" * (digits != "" and whole.startswith("-")) + digits
 
 
 def _text(value: Any) -> str:

@@ -71,8 +71,9 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
     sizes = {name: weight.numel() for name, weight in model.named_parameters()}
     trainable = {name: sizes[name] for name in all_parameters(model)}
     frozen = {name: size for name, size in sizes.items() if name not in trainable}
-    optimizer = parts.make_optimizer([weight for weight in model.parameters() if trains(weight)])
-    check_optimizer(optimizer)
+    weights = [weight for weight in model.parameters() if trains(weight)]
+    optimizer = parts.make_optimizer(weights)
+    check_optimizer(optimizer, weights=weights)
     rates = [group["lr"] for group in optimizer.param_groups]
     state = TrainState(model, optimizer, {}, task.fingerprint)
     steps = pate.teachers + pate.student_steps

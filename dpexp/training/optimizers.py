@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -10,16 +12,25 @@ from torch import Tensor, nn
 from dpexp.training.uncompiled import take_step
 from dpexp.types import ConfigError, one_line
 
+SHAPE = (2, 2)
+"""Of the weight on which an optimizer is tried."""
 
-def check_optimizer(optimizer: torch.optim.Optimizer, setting: str = "optimizer") -> None:
+
+def check_optimizer(
+    optimizer: torch.optim.Optimizer,
+    setting: str = "optimizer",
+    weights: Sequence[Tensor] | None = None,
+) -> None:
     """Check that a copy of the optimizer can take a step on synthetic numbers.
 
     Some optimizers need a closure that recomputes the loss, which would be another release. Some
-    need sparse gradients, but noisy ones are dense.
+    need sparse gradients, but noisy ones are dense. One of anyone's own may leave weights out, or
+    remember something outside of its state, which an interrupted run would go on without.
 
     Args:
         optimizer: of a run; it is not changed.
         setting: that chooses it.
+        weights: that it was given; None: they are not compared.
 
     Raises:
         ConfigError: naming the optimizer.
@@ -32,6 +43,62 @@ def check_optimizer(optimizer: torch.optim.Optimizer, setting: str = "optimizer"
         _stepped(optimizer, 1.0, torch.float32)
     except Exception as error:  # any optimizer may fail in its own way
         raise _refused(kind, one_line(error)[:150], setting) from None
+    if not kind.__module__.startswith("torch.optim."):
+        _require_kept(optimizer)
+    if weights is not None:
+        _require_weights(optimizer, weights, setting)
+
+
+def _require_kept(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimizer that goes on otherwise once its state was kept and loaded."""
+    kind = type(optimizer)
+    first = _copy(optimizer, torch.float32)
+    if first is None:
+        return
+    with torch.random.fork_rng(devices=[]):
+        for size in (1.0, -0.5):
+            _step(first, size)
+        second = _copy(optimizer, torch.float32)
+        assert second is not None
+        reason = "once its state is loaded, its next steps are others"
+        try:
+            kept = copy.deepcopy(first.state_dict())
+            for one, other in zip(_weights(first), _weights(second), strict=True):
+                other.data.copy_(one)
+            second.load_state_dict(kept)
+            for like in (first, second):
+                torch.manual_seed(0)
+                for size in (0.25, 2.0):
+                    _step(like, size)
+            pairs = zip(_weights(first), _weights(second), strict=True)
+            if all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs):
+                return
+        except Exception as error:  # any optimizer may fail in its own way
+            reason = one_line(error)[:150]
+    raise ConfigError(
+        f"Expected an optimizer whose state is all that it remembers, since an interrupted run "
+        f"goes on from it; {kind.__name__} has more ({reason}). Keep it in self.state and "
+        "self.param_groups, or return it from state_dict, too."
+    )
+
+
+def _require_weights(
+    optimizer: torch.optim.Optimizer, weights: Sequence[Tensor], setting: str
+) -> None:
+    """Refuse an optimizer of other weights than it was given, or without a learning rate."""
+    held, given = {*map(id, _weights(optimizer))}, {*map(id, weights)}
+    if held != given:
+        raise ConfigError(
+            f"Expected an optimizer of all {len(given)} trained parameters and no others; "
+            f"{type(optimizer).__name__} has {len(held & given)} of them, and {len(held - given)} "
+            f"others. Hand all of them to it, or set {setting}. Leave parameters out of the "
+            "training by method.freeze."
+        )
+    if any("lr" not in group for group in optimizer.param_groups):
+        raise ConfigError(
+            "Expected groups of parameters with a learning rate, lr, which the schedule sets; one "
+            f"of {type(optimizer).__name__} has none. Give it one, or set {setting}."
+        )
 
 
 def check_size(optimizer: torch.optim.Optimizer, size: float, dtype: torch.dtype) -> None:
@@ -64,18 +131,35 @@ def _stepped(optimizer: torch.optim.Optimizer, size: float, dtype: torch.dtype) 
 
     Empty if its constructor needs more than its defaults.
     """
+    like = _copy(optimizer, dtype)
+    if like is None:
+        return []
+    _step(like, size)
+    remembered = (value for state in like.state.values() for value in state.values())
+    return [value for value in remembered if torch.is_tensor(value) and value.shape == SHAPE]
+
+
+def _copy(optimizer: torch.optim.Optimizer, dtype: torch.dtype) -> torch.optim.Optimizer | None:
+    """Return such an optimizer of one weight of zeros; None if it needs more than its defaults."""
     kind = type(optimizer)
     takes = inspect.signature(kind).parameters
-    weight = nn.Parameter(torch.zeros(2, 2, dtype=dtype))
-    weight.grad = torch.full((2, 2), size, dtype=dtype)
+    weight = nn.Parameter(torch.zeros(SHAPE, dtype=dtype))
     try:
         settings = {key: v for key, v in optimizer.defaults.items() if key in takes}
-        like = kind([weight], **settings | ({"lr": 0.1} if "lr" in takes else {}))
+        return kind([weight], **settings | ({"lr": 0.1} if "lr" in takes else {}))
     except Exception:
-        return []
-    take_step(like)
-    remembered = (value for state in like.state.values() for value in state.values())
-    return [value for value in remembered if torch.is_tensor(value) and value.shape == weight.shape]
+        return None
+
+
+def _step(optimizer: torch.optim.Optimizer, size: float) -> None:
+    """Take a step along gradients of a size."""
+    for weight in _weights(optimizer):
+        weight.grad = torch.full_like(weight, size)
+    take_step(optimizer)
+
+
+def _weights(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [weight for group in optimizer.param_groups for weight in group["params"]]
 
 
 def _refused(kind: type, reason: str, setting: str) -> ConfigError:

@@ -88,7 +88,7 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
     trainable, frozen = named_parameters(model, method)
     weights = [parameter for name, parameter in model.named_parameters() if name in trainable]
     optimizer = parts.make_optimizer(weights)
-    check_optimizer(optimizer)
+    check_optimizer(optimizer, weights=weights)
     check_size(optimizer, size_of_release(mechanism), first_weight(model).dtype)
     rates = [group["lr"] for group in optimizer.param_groups]
     steps = mechanism.num_steps

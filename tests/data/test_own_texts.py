@@ -252,3 +252,16 @@ def test_a_number_is_no_index_beside_classes_that_are_numbers(tmp_path, words, l
     write(tmp_path / "set", kind, TRAIN, [label] * 4, "train")
     write(tmp_path / "set", kind, TEST, [1 if kind == ".jsonl" else 1.0] * 4, "test")
     assert "Set task.classes" in refusal(*words, "task.classes=[1,2,nan]")
+
+
+@pytest.mark.parametrize("other", ["1.0", "01", "+1", "1."])
+def test_a_number_that_is_written_in_two_ways_is_not_read_as_two_classes(tmp_path, words, other):
+    write(tmp_path / "set", ".csv", TRAIN, ["1", "0", "1", "0"], "train")
+    write(tmp_path / "set", ".csv", TEST, [other, "0", other, "0"], "test")
+    assert "one number, and would be two classes" in refusal(*words, "task.classes=read")
+
+
+def test_labels_that_no_file_can_hold_are_refused_before_the_training(tmp_path, words):
+    write(tmp_path / "set", ".jsonl", TRAIN, ["good", "\ud800", "good", "\ud800"], "train")
+    write(tmp_path / "set", ".jsonl", TEST, ["good"] * 4, "test")
+    assert "half of a surrogate pair" in refusal(*words, "task.classes=read")
