@@ -140,6 +140,27 @@ def test_a_step_taken_in_halves_is_not_repeated_if_killed_right_after_its_releas
     assert_lost(records.locate(tmp_path, config), 1)
 
 
+def test_a_step_that_is_repeated_is_not_taken_in_halves(recorded, tmp_path):
+    """Released twice under one noise, it would be rounded in two ways."""
+    there = copied(recorded, tmp_path)
+    noted = read_mark(there)
+    config = cli.compose([*SHORT, f"results={tmp_path}"])
+    parts = cli.build_parts(config, ALONE.device)
+    hook = cramp(parts.model, 100)
+    with pytest.raises(RecordError, match="Memory ran out in step 9, which may have been") as said:
+        train(config, parts, ALONE)
+    assert "\n" not in str(said.value)
+    assert read_mark(there) == noted and noted.steps == 10
+    assert checkpoint.load(there / "checkpoint.pt")["position"]["step"] == 8
+    hook.remove()  # with more memory it is repeated
+    again = copied(there, tmp_path / "again")
+    execute(tmp_path / "again", *SHORT)
+    assert "lost_steps" not in of(again)[2]
+    with pytest.warns(UserWarning, match="2 steps after step 8"):
+        execute(tmp_path, *SHORT, "micro_batch=90")
+    assert_lost(there, 2)
+
+
 @pytest.mark.parametrize("name", ["ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA"])
 def test_other_instructions_are_other_surroundings(name, monkeypatch):
     layer = torch.nn.Linear(1, 1)

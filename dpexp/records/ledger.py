@@ -141,8 +141,16 @@ class Ledger:
         """Note that this many steps may have been released and none can be repeated exactly.
 
         Raises:
-            RecordError: if it cannot be written.
+            RecordError: if it cannot be written, or if the last of these steps was noted before
+                this process began: it may be repeated only as it was.
         """
+        if steps <= self._of.steps:
+            raise RecordError(
+                f"Memory ran out in step {steps}, which may have been released before the run was "
+                "killed. In smaller micro-batches it would be rounded otherwise, under the same "
+                "noise. Free memory and run it again, or set a smaller micro_batch: such steps "
+                "then count as spent."
+            )
         self.close()
         self._begin(Mark(self._of.data, steps, run=self._of.run, own_code=self._of.own_code))
 

@@ -214,7 +214,7 @@ class Lifecycle:
         """Write to the ledger that no released step, the current one included, can be repeated.
 
         Raises:
-            RecordError: if the ledger cannot be written.
+            RecordError: if the ledger cannot be written, or the current step is being repeated.
         """
         if self._ledger is not None:
             self._ledger.rule_out_repeating(self._state.step + 1)
