@@ -322,6 +322,25 @@ def test_recorded_noise_is_passed_over_in_other_surroundings(recorded, tmp_path)
     assert_lost(again, 3)
 
 
+def test_a_checkpoint_of_before_the_last_start_is_not_gone_on_with_as_if_nothing_was_lost(
+    recorded, tmp_path
+):
+    """Put back, it leads to other weights than those that the noted steps were released from."""
+    there = copied(recorded, tmp_path)
+    newest, older = there / "checkpoint.pt", there / "checkpoint.prev.pt"
+    assert checkpoint.load(newest)["position"]["step"] == 8
+    noted = (there / records.LEDGER).read_text().removesuffix("9\n10\n")
+    (there / records.LEDGER).write_text(noted)  # as if it was killed after the eighth step
+    saved = newest.read_bytes()
+    older.replace(newest)
+    with pytest.warns(UserWarning, match=r"4 steps after step 4 .*\(changed: micro_batch\)"):
+        killed(tmp_path, *SHORT, "micro_batch=50", at=11, every=100)
+    newest.write_bytes(saved)
+    with pytest.warns(UserWarning, match="3 steps after step 8 .*they were lost before"):
+        execute(tmp_path, *SHORT, "micro_batch=50")
+    assert_lost(there, 3)
+
+
 def test_weights_that_start_otherwise_are_other_surroundings(recorded, tmp_path):
     """Such as pretrained ones of another folder: killed early, a run would begin from them."""
     there = copied(recorded, tmp_path)
@@ -350,6 +369,10 @@ mark = partial(Mark, "data")
         pytest.param(mark(12, 8, 10, TWO), 8, TWO, 10, id="loses the same again"),
         pytest.param(mark(12, 8, 10, TWO), 11, TWO, 11, id="repeats behind what was lost"),
         pytest.param(mark(12, 8, 10, TWO), 4, TWO, 12, id="the checkpoint at 8 is damaged"),
+        pytest.param(
+            mark(12, 8, 10, TWO, starts="8-10"), 10, TWO, 12, id="a checkpoint of before is back"
+        ),
+        pytest.param(mark(12, 8, 10, TWO, starts="8-10"), 8, TWO, 10, id="and loses the same"),
         pytest.param(mark(5, 0, 0, ONE), 8, TWO, 8, id="the ledger lags after a power cut"),
     ],
 )

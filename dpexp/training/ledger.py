@@ -45,6 +45,7 @@ def open_ledger(
     data: str,
     surroundings: Mapping[str, Any] | None,
     own_code: Mapping[str, Mapping[str, str]],
+    starts: str = "",
 ) -> tuple[Ledger | None, int]:
     """Open a run's budget ledger, and find the step at which the run continues.
 
@@ -55,6 +56,7 @@ def open_ledger(
         data: fingerprint of the task's examples.
         surroundings: from `surroundings_of`.
         own_code: hashes of the user's code that is to run.
+        starts: of its checkpoint, as in a `Mark`.
 
     Returns:
         The ledger (None without noise: nothing is accounted), and the next step, from 0: that of
@@ -74,7 +76,7 @@ def open_ledger(
     mark = read_ledger(run, data, own_code, is_needed=step is not None)
     if mark is None:
         mark = Mark(data, begun, begun, begun, surroundings, run.id, own_code)
-    now = mark.resumed(begun, surroundings)
+    now = mark.resumed(begun, surroundings, starts)
     next_step = max(begun, now.begun_at)
     why = difference(mark.surroundings, surroundings)
     if step is None and next_step >= mechanism.num_steps:

@@ -162,6 +162,8 @@ class Lifecycle:
                 log.info("resumed at step %d", state.step)
         state.micro_batch = micro_batch
         state.skip_to(next_step)
+        if self._ledger is not None:
+            state.starts = self._ledger.starts
         self.start_from(next_step)
         self._taken_up = time.monotonic() - state.wall_s
         state.snapshot(has_observed=True)
