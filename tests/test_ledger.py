@@ -171,6 +171,26 @@ def test_other_instructions_are_other_surroundings(name, monkeypatch):
     assert [key for key in now if now[key] != before[key]] == ["instructions"]
 
 
+@pytest.mark.parametrize(
+    ("switch", "on"),
+    [
+        (torch.backends.mkldnn.set_flags, False),  # convolutions are rounded otherwise
+        (torch.use_deterministic_algorithms, True),
+        (torch.set_flush_denormal, True),
+    ],
+)
+def test_switches_of_torch_that_change_rounding_are_other_surroundings(switch, on):
+    of_run = {"model": {}}, "data", torch.nn.Linear(1, 1), ALONE, {}
+    before = surroundings_of(*of_run)
+    switch(on)
+    try:
+        now = surroundings_of(*of_run)
+    finally:
+        switch(not on)
+    assert [key for key in now if now[key] != before[key]] == ["instructions"]
+    assert surroundings_of(*of_run) == before
+
+
 class Functional(torch.nn.Module):
     """Has no layer of torch's, but its weight."""
 

@@ -32,6 +32,9 @@ from dpexp.warned import warn_caller
 _LIBRARIES = ("ATEN_", "DNNL_", "MKL_", "ONEDNN_", "OPENBLAS_CORETYPE", "NVIDIA_TF32_OVERRIDE")
 _HARMLESS = ("_VERBOSE", "_NUM_THREADS")
 
+LEAST = 1e-40
+"""A float32 too small for a full mantissa; torch.set_flush_denormal has it taken as 0."""
+
 OTHER_DATA = (
     "Expected to go on with the data the run began with; their fingerprints differ. Point "
     "data_root to the former data, or remove the run's directory."
@@ -202,11 +205,18 @@ def _may_lay_channels_last(model: nn.Module) -> bool:
 def _instructions() -> dict[str, str]:
     """Return the instruction set that torch uses, and the settings that restrict it.
 
-    The processor's name is not enough: a virtual machine may hide some of its flags.
+    The processor's name is not enough: a virtual machine may hide some of its flags. In a notebook
+    torch's own switches may have been set since.
     """
     told = [key for key in os.environ if key.startswith(_LIBRARIES) and not key.endswith(_HARMLESS)]
     chosen = {key: os.environ[key] for key in sorted(told)}
-    return {"torch": torch.backends.cpu.get_cpu_capability(), **chosen}
+    switches = {
+        "onednn": torch.backends.mkldnn.enabled,
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "flushes_denormals": float(torch.tensor(LEAST) * 1) == 0,
+    }
+    said = {name: str(on) for name, on in switches.items()}
+    return {"torch": torch.backends.cpu.get_cpu_capability(), **said, **chosen}
 
 
 def difference(before: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> str:
