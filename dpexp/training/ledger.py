@@ -210,13 +210,13 @@ def _instructions() -> dict[str, str]:
     """
     told = [key for key in os.environ if key.startswith(_LIBRARIES) and not key.endswith(_HARMLESS)]
     chosen = {key: os.environ[key] for key in sorted(told)}
-    switches = {
-        "onednn": torch.backends.mkldnn.enabled,
+    switches = {  # only those that are not as torch has them
+        "onednn": not torch.backends.mkldnn.enabled,
         "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "flushes_denormals": float(torch.tensor(LEAST) * 1) == 0,
+        "denormals": float(torch.tensor(LEAST) * 1) == 0,
     }
-    said = {name: str(on) for name, on in switches.items()}
-    return {"torch": torch.backends.cpu.get_cpu_capability(), **said, **chosen}
+    changed = {name: "changed" for name, is_changed in switches.items() if is_changed}
+    return {"torch": torch.backends.cpu.get_cpu_capability(), **changed, **chosen}
 
 
 def difference(before: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> str:
