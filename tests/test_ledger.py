@@ -140,6 +140,27 @@ def test_a_step_taken_in_halves_is_not_repeated_if_killed_right_after_its_releas
     assert_lost(records.locate(tmp_path, config), 1)
 
 
+def test_a_step_that_is_repeated_is_not_taken_in_halves(recorded, tmp_path):
+    """Released twice under one noise, it would be rounded in two ways."""
+    there = copied(recorded, tmp_path)
+    noted = read_mark(there)
+    config = cli.compose([*SHORT, f"results={tmp_path}"])
+    parts = cli.build_parts(config, ALONE.device)
+    hook = cramp(parts.model, 100)
+    with pytest.raises(RecordError, match="Memory ran out in step 9, which may have been") as said:
+        train(config, parts, ALONE)
+    assert "\n" not in str(said.value)
+    assert read_mark(there) == noted and noted.steps == 10
+    assert checkpoint.load(there / "checkpoint.pt")["position"]["step"] == 8
+    hook.remove()  # with more memory it is repeated
+    again = copied(there, tmp_path / "again")
+    execute(tmp_path / "again", *SHORT)
+    assert "lost_steps" not in of(again)[2]
+    with pytest.warns(UserWarning, match="2 steps after step 8"):
+        execute(tmp_path, *SHORT, "micro_batch=90")
+    assert_lost(there, 2)
+
+
 @pytest.mark.parametrize("name", ["ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA"])
 def test_other_instructions_are_other_surroundings(name, monkeypatch):
     layer = torch.nn.Linear(1, 1)
@@ -148,6 +169,26 @@ def test_other_instructions_are_other_surroundings(name, monkeypatch):
     monkeypatch.setenv(name, "default")
     now = surroundings_of({"model": {}}, "data", layer, ALONE, {})
     assert [key for key in now if now[key] != before[key]] == ["instructions"]
+
+
+@pytest.mark.parametrize(
+    ("switch", "on"),
+    [
+        (torch.backends.mkldnn.set_flags, False),  # convolutions are rounded otherwise
+        (torch.use_deterministic_algorithms, True),
+        (torch.set_flush_denormal, True),
+    ],
+)
+def test_switches_of_torch_that_change_rounding_are_other_surroundings(switch, on):
+    of_run = {"model": {}}, "data", torch.nn.Linear(1, 1), ALONE, {}
+    before = surroundings_of(*of_run)
+    switch(on)
+    try:
+        now = surroundings_of(*of_run)
+    finally:
+        switch(not on)
+    assert [key for key in now if now[key] != before[key]] == ["instructions"]
+    assert surroundings_of(*of_run) == before
 
 
 class Functional(torch.nn.Module):
@@ -301,6 +342,25 @@ def test_recorded_noise_is_passed_over_in_other_surroundings(recorded, tmp_path)
     assert_lost(again, 3)
 
 
+def test_a_checkpoint_of_before_the_last_start_is_not_gone_on_with_as_if_nothing_was_lost(
+    recorded, tmp_path
+):
+    """Put back, it leads to other weights than those that the noted steps were released from."""
+    there = copied(recorded, tmp_path)
+    newest, older = there / "checkpoint.pt", there / "checkpoint.prev.pt"
+    assert checkpoint.load(newest)["position"]["step"] == 8
+    noted = (there / records.LEDGER).read_text().removesuffix("9\n10\n")
+    (there / records.LEDGER).write_text(noted)  # as if it was killed after the eighth step
+    saved = newest.read_bytes()
+    older.replace(newest)
+    with pytest.warns(UserWarning, match=r"4 steps after step 4 .*\(changed: micro_batch\)"):
+        killed(tmp_path, *SHORT, "micro_batch=50", at=11, every=100)
+    newest.write_bytes(saved)
+    with pytest.warns(UserWarning, match="3 steps after step 8 .*they were lost before"):
+        execute(tmp_path, *SHORT, "micro_batch=50")
+    assert_lost(there, 3)
+
+
 def test_weights_that_start_otherwise_are_other_surroundings(recorded, tmp_path):
     """Such as pretrained ones of another folder: killed early, a run would begin from them."""
     there = copied(recorded, tmp_path)
@@ -329,6 +389,10 @@ mark = partial(Mark, "data")
         pytest.param(mark(12, 8, 10, TWO), 8, TWO, 10, id="loses the same again"),
         pytest.param(mark(12, 8, 10, TWO), 11, TWO, 11, id="repeats behind what was lost"),
         pytest.param(mark(12, 8, 10, TWO), 4, TWO, 12, id="the checkpoint at 8 is damaged"),
+        pytest.param(
+            mark(12, 8, 10, TWO, starts="8-10"), 10, TWO, 12, id="a checkpoint of before is back"
+        ),
+        pytest.param(mark(12, 8, 10, TWO, starts="8-10"), 8, TWO, 10, id="and loses the same"),
         pytest.param(mark(5, 0, 0, ONE), 8, TWO, 8, id="the ledger lags after a power cut"),
     ],
 )

@@ -34,6 +34,8 @@ class Mark:
         surroundings: fingerprint of whatever affects rounding; None if no step can be repeated.
         run: id of the run; "" in a ledger written by an older version.
         own_code: hashes of the user's code that the run began with (`dpexp.records.own_code`).
+        starts: every start at which nothing was repeated, as its `begun_from` and `begun_at`:
+            "8-10,11-13". A checkpoint holds those that led to its weights.
     """
 
     data: str
@@ -43,24 +45,30 @@ class Mark:
     surroundings: Mapping[str, Any] | None = None
     run: str = ""
     own_code: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    starts: str = ""
 
-    def resumed(self, step: int, surroundings: Mapping[str, Any] | None) -> Mark:
+    def resumed(self, step: int, surroundings: Mapping[str, Any] | None, starts: str = "") -> Mark:
         """Return the mark of a killed run that resumes at `begun_at`, or its checkpoint if later.
 
         A step repeated bit for bit releases nothing new. A step that differs, even by rounding,
         does: both releases carry the same noise, so their difference carries none. Where steps
         cannot be repeated exactly, those that may have been released are counted as spent and
-        skipped.
+        skipped. So they are where the checkpoint is one of before the last start: an older file,
+        put back, leads to other weights.
 
         Args:
             step: of the checkpoint; 0 without one.
             surroundings: the resumed run's; None if no step can be repeated in them.
+            starts: of the checkpoint.
         """
         is_same = surroundings is not None and surroundings == self.surroundings
-        if is_same and (step >= self.begun_at or step == self.begun_from):
+        is_behind = step >= self.begun_at and starts == self.starts
+        before, _, _ = self.starts.rpartition(",")
+        if is_same and (is_behind or (step == self.begun_from and starts == before)):
             return self
         spent = max(self.steps, step)
-        return Mark(self.data, spent, step, spent, surroundings, self.run, self.own_code)
+        starts = f"{starts},{step}-{spent}".lstrip(",")
+        return Mark(self.data, spent, step, spent, surroundings, self.run, self.own_code, starts)
 
 
 def read_mark(directory: Path) -> Mark | None:
@@ -74,6 +82,8 @@ def read_mark(directory: Path) -> Mark | None:
     except (OSError, ValueError, TypeError):
         return None
     if not all(type(n) is int and n >= 0 for n in (mark.steps, mark.begun_from, mark.begun_at)):
+        return None
+    if not isinstance(mark.starts, str):
         return None
     # Text after the last line break was torn by a kill: its step had not begun.
     whole = counts[:-1]
@@ -125,6 +135,11 @@ class Ledger:
                 "taken; make room and run the same command again."
             ) from error
 
+    @property
+    def starts(self) -> str:
+        """Return the starts that led to the run's next checkpoints."""
+        return self._of.starts
+
     def note(self, steps: int) -> None:
         """Note that this many steps may have been released from now on.
 
@@ -141,8 +156,16 @@ class Ledger:
         """Note that this many steps may have been released and none can be repeated exactly.
 
         Raises:
-            RecordError: if it cannot be written.
+            RecordError: if it cannot be written, or if the last of these steps was noted before
+                this process began: it may be repeated only as it was.
         """
+        if steps <= self._of.steps:
+            raise RecordError(
+                f"Memory ran out in step {steps}, which may have been released before the run was "
+                "killed. In smaller micro-batches it would be rounded otherwise, under the same "
+                "noise. Free memory and run it again, or set a smaller micro_batch: such steps "
+                "then count as spent."
+            )
         self.close()
         self._begin(Mark(self._of.data, steps, run=self._of.run, own_code=self._of.own_code))
 

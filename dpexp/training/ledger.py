@@ -32,6 +32,9 @@ from dpexp.warned import warn_caller
 _LIBRARIES = ("ATEN_", "DNNL_", "MKL_", "ONEDNN_", "OPENBLAS_CORETYPE", "NVIDIA_TF32_OVERRIDE")
 _HARMLESS = ("_VERBOSE", "_NUM_THREADS")
 
+LEAST = 1e-40
+"""A float32 too small for a full mantissa; torch.set_flush_denormal has it taken as 0."""
+
 OTHER_DATA = (
     "Expected to go on with the data the run began with; their fingerprints differ. Point "
     "data_root to the former data, or remove the run's directory."
@@ -45,6 +48,7 @@ def open_ledger(
     data: str,
     surroundings: Mapping[str, Any] | None,
     own_code: Mapping[str, Mapping[str, str]],
+    starts: str = "",
 ) -> tuple[Ledger | None, int]:
     """Open a run's budget ledger, and find the step at which the run continues.
 
@@ -55,6 +59,7 @@ def open_ledger(
         data: fingerprint of the task's examples.
         surroundings: from `surroundings_of`.
         own_code: hashes of the user's code that is to run.
+        starts: of its checkpoint, as in a `Mark`.
 
     Returns:
         The ledger (None without noise: nothing is accounted), and the next step, from 0: that of
@@ -74,7 +79,7 @@ def open_ledger(
     mark = read_ledger(run, data, own_code, is_needed=step is not None)
     if mark is None:
         mark = Mark(data, begun, begun, begun, surroundings, run.id, own_code)
-    now = mark.resumed(begun, surroundings)
+    now = mark.resumed(begun, surroundings, starts)
     next_step = max(begun, now.begun_at)
     why = difference(mark.surroundings, surroundings)
     if step is None and next_step >= mechanism.num_steps:
@@ -200,11 +205,18 @@ def _may_lay_channels_last(model: nn.Module) -> bool:
 def _instructions() -> dict[str, str]:
     """Return the instruction set that torch uses, and the settings that restrict it.
 
-    The processor's name is not enough: a virtual machine may hide some of its flags.
+    The processor's name is not enough: a virtual machine may hide some of its flags. In a notebook
+    torch's own switches may have been set since.
     """
     told = [key for key in os.environ if key.startswith(_LIBRARIES) and not key.endswith(_HARMLESS)]
     chosen = {key: os.environ[key] for key in sorted(told)}
-    return {"torch": torch.backends.cpu.get_cpu_capability(), **chosen}
+    switches = {  # only those that are not as torch has them
+        "onednn": not torch.backends.mkldnn.enabled,
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "denormals": float(torch.tensor(LEAST) * 1) == 0,
+    }
+    changed = {name: "changed" for name, is_changed in switches.items() if is_changed}
+    return {"torch": torch.backends.cpu.get_cpu_capability(), **changed, **chosen}
 
 
 def difference(before: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> str:

@@ -162,6 +162,8 @@ class Lifecycle:
                 log.info("resumed at step %d", state.step)
         state.micro_batch = micro_batch
         state.skip_to(next_step)
+        if self._ledger is not None:
+            state.starts = self._ledger.starts
         self.start_from(next_step)
         self._taken_up = time.monotonic() - state.wall_s
         state.snapshot(has_observed=True)
@@ -214,7 +216,7 @@ class Lifecycle:
         """Write to the ledger that no released step, the current one included, can be repeated.
 
         Raises:
-            RecordError: if the ledger cannot be written.
+            RecordError: if the ledger cannot be written, or the current step is being repeated.
         """
         if self._ledger is not None:
             self._ledger.rule_out_repeating(self._state.step + 1)

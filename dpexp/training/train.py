@@ -109,9 +109,8 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
             size = sizes.settle(before.get("micro_batch", 0), examples)
             if surroundings is not None:
                 surroundings = {**surroundings, "micro_batch": size}
-            step = before.get("step")
-            found = open_ledger(directory, mechanism, step, state.data, surroundings, own_code)
-            return Resumed(*found, size)
+            saved = before.get("step"), state.data, surroundings, own_code, before.get("starts", "")
+            return Resumed(*open_ledger(directory, mechanism, *saved), size)
 
         run.resume(settle)
         due = evaluations(config, mechanism)

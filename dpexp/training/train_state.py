@@ -50,6 +50,7 @@ class TrainState:
         memories: each analysis's own state.
         metrics: one line per evaluation, as in metrics.jsonl.
         past_noise: that later steps need, if noise is correlated, on the first rank.
+        starts: that led to these weights, as the ledger has them, on the first rank.
     """
 
     model: nn.Module
@@ -74,6 +75,7 @@ class TrainState:
     memories: dict[str, dict[str, Any]] = field(default_factory=dict)
     metrics: list[dict[str, Any]] = field(default_factory=list)
     past_noise: Past = field(default_factory=list)
+    starts: str = ""
 
     def __post_init__(self) -> None:
         """Start without a held state."""

@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -10,10 +11,14 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from dpexp import cli, records
+from dpexp.privacy import certificate
 from dpexp.privacy.accounting import calibrate
+from dpexp.privacy.calibration import whole_batch
 from dpexp.privacy.pld import Part, gaussian_epsilon, laplace_epsilon
 from dpexp.privacy.verification import epsilons
 from dpexp.privacy.verification.files import verify_files
+from dpexp.privacy.verification.statements import due_words
+from dpexp.types import Release
 from tests.contract.cases import case
 
 # The accountant against closed forms
@@ -326,6 +331,19 @@ def test_an_epsilon_in_a_finding_is_rounded_up():
     """Rounded to nearest it would be the target that it is above."""
     (finding,) = epsilons.differences({"prv": 3.0}, "prv", 3.0, 3.000004, 3.0)
     assert finding == "epsilon: recomputed 3.00001, above the target 3"
+
+
+@pytest.mark.parametrize("size", [48, 49, 50])
+def test_a_delta_of_one_over_n_is_large_for_runs_and_for_verification(size):
+    """49 times 1 / 49 is below 1 in floating point."""
+    run = whole_batch(size, [Release("gradient", 1, 1.0)], 1.0)
+    privacy = {"noise": True, "clip": True, "sampling": "poisson"}
+    config = {"privacy": privacy, "task": {}, "model": {}, "method": {}}
+    for delta in (1 / size, math.nextafter(1 / size, 0)):
+        said = certificate.LARGE_DELTA in replace(run, delta=delta).deviations
+        stated = {"delta": delta, "dataset_size": size, "calibrated_by": "prv"}
+        due = due_words(config, stated, False)[certificate.LARGE_DELTA]
+        assert said == due == (delta == 1 / size)
 
 
 STATED = [  # beside 2.9 for a target of 3

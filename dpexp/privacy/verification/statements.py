@@ -54,7 +54,7 @@ def due_words(
         words.TEST_HALF: is_vote and config["method"]["public"] == "test-half",
         **({words.JUDGED_ON_TRAINING: is_judged} if is_judged or is_ours(task) else {}),
         words.UNRELEASED: is_vote,
-        words.LARGE_DELTA: is_private and privacy["delta"] * privacy["dataset_size"] >= 1,
+        words.LARGE_DELTA: is_private and privacy["delta"] >= 1 / privacy["dataset_size"],
     }
 
 
