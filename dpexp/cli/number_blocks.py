@@ -130,6 +130,7 @@ RECIPES = {
     "features-eps2": "on features, ε = 2",
     "features-eps3": "on features, ε = 3",
     "features-eps8": "on features, ε = 8",
+    "tuned-eps3": "fine-tuned, ε = 3",
     "sst2-eps3": "SST-2, ε = 3",
 }
 """Columns of table4 that the page of later methods shows, and what it calls them."""
