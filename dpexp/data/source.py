@@ -184,6 +184,13 @@ def _tables(
             f"{', '.join(unread[:6])} of {root} belong to no split that their names say, and are "
             "not read."
         )
+    for split, paths in by_split.items():
+        by_name = [path.stem for path in paths if path.stem.lower().startswith(split)]
+        if len({re.sub(r"[0-9]", "", stem) for stem in by_name}) > 1:
+            warn_caller(
+                f"{', '.join(path.name for path in paths[:6])} of {root} are read together, as the "
+                f"split {split}. Move away what is not to be in it, or set data to one file."
+            )
     return {split: _in_order(root, split, paths) for split, paths in by_split.items()}
 
 

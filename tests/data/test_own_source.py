@@ -313,3 +313,21 @@ def test_splits_that_are_not_read_are_named(tmp_path, caplog):
     with caplog.at_level("INFO"):
         task_of(*words(tmp_path / "set"))
     assert "splits that are not read: unlabelled, validation" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("files", "is_told"),
+    [
+        (("train.csv", "train_old.csv"), True),
+        (("train-2024.csv", "train-2025.csv"), False),
+        (("train/monday.csv", "train/friday.csv"), False),
+    ],
+)
+def test_files_that_are_joined_by_the_start_of_their_names_are_told_of(
+    tmp_path, recwarn, files, is_told
+):
+    for file in (*files, "test.csv"):
+        save(tmp_path / "set" / file)
+    assert len(task_of(*words(tmp_path / "set", 4)).train) == 4
+    told = [str(each.message) for each in recwarn if "read together" in str(each.message)]
+    assert len(told) == is_told and all("train.csv, train_old.csv of" in each for each in told)
