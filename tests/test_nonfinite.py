@@ -12,7 +12,7 @@ from dpexp import cli
 from dpexp.data import Examples, accuracy
 from dpexp.pate.stages import predict
 from dpexp.training.judging import evaluate, judge
-from dpexp.training.optimizers import check_optimizer
+from dpexp.training.optimizers import check_optimizer, check_size
 from dpexp.training.train import train
 from dpexp.types import ConfigError
 from tests.runs import ALONE, SHORT, execute, of
@@ -139,6 +139,31 @@ def test_an_optimizer_that_remembers_outside_of_its_state_is_refused():
     for kind, why in ((Forgetful, "its next steps are others"), (Unloadable, "of another make")):
         with pytest.raises(ConfigError, match=f"{kind.__name__} has more .*{why}.*self.state"):
             check_optimizer(kind(weights, lr=0.1))
+
+
+class Drawing(Plain):
+    def memory(self, weight):
+        return super().memory(weight).add_(torch.rand(()))
+
+
+class Failing(Plain):
+    def memory(self, weight):
+        if weight in self.state:
+            raise ValueError("only once")
+        return super().memory(weight)
+
+
+def test_trying_an_optimizer_draws_none_of_a_runs_random_numbers():
+    before = torch.get_rng_state()
+    weights = [nn.Parameter(torch.zeros(2, 2))]
+    check_optimizer(Drawing(weights, lr=0.1))
+    check_size(Drawing(weights, lr=0.1), 1.0, torch.float32)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_an_optimizer_whose_second_step_fails_is_told_of_in_a_line():
+    with pytest.raises(ConfigError, match="Failing does not .only once"):
+        check_optimizer(Failing([nn.Parameter(torch.zeros(2, 2))], lr=0.1))
 
 
 def test_an_optimizer_of_other_weights_or_without_a_rate_is_refused():

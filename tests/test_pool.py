@@ -134,3 +134,16 @@ def test_a_mistake_ends_all_tasks():
     with pytest.raises(ConfigError, match="epochs > 0"):
         many.each(work, {key: key for key in ("fine", "refused", "says")}, 1, take)
     assert done == ["fine"]
+
+
+def test_an_error_in_taking_what_a_task_gave_ends_all_as_it_is():
+    """Such as a full disk; it ended in an AttributeError, as no task had been named."""
+    taken = []
+
+    def take(key, ended, say):
+        taken.append(key)
+        raise OSError("no space left")
+
+    with pytest.raises(OSError, match="no space left"):
+        many.each(work, {"fine": "fine", "last": "last"}, 1, take)
+    assert taken == ["fine"]

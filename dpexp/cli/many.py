@@ -116,8 +116,9 @@ def each(
         is_wanted: whether a task that has not begun is still to be done.
 
     Raises:
-        Exception: what `take` raises. A user's mistake ends all. After any other error, such as
-            that of a process that died, the other tasks are done first; each error is said at once.
+        Exception: what `take` raises. A user's mistake ends all, as does an error in taking what
+            a task gave. After any other error, such as that of a process that died, the other tasks
+            are done first; each error is said at once.
     """
     from dpexp.cli.errors import WARNED
     from dpexp.cli.execution import saying
@@ -128,7 +129,7 @@ def each(
     if num == 1:
         for key, task in tasks.items():
             if is_wanted(key):
-                _take(partial(take, key, _attempt(do, task), _say), failed)
+                _take(take, key, _attempt(do, task), _say, failed)
         _end(failed)
         return
     queue = list(reversed(list(enumerate(tasks))))
@@ -147,18 +148,27 @@ def each(
             ends = pool.ended() if pool.is_busy else []
             for name, ended in sorted(ends, key=_is_error):  # last, as it may end all
                 overview.at(name, 1.0)
-                _take(partial(take, keys[name], ended, overview.report), failed)
+                _take(take, keys[name], ended, overview.report, failed)
     _end(failed)
 
 
-def _take(take: Callable[[], None], failed: list[Exception]) -> None:
-    """Take an end; put an error by that says nothing about other tasks, and was `named`."""
+def _take(
+    take: Callable[[Key, Ended, Say], None],
+    key: Key,
+    ended: Ended,
+    say: Say,
+    failed: list[Exception],
+) -> None:
+    """Take an end; put a task's error by that says nothing about other tasks, and was `named`.
+
+    An error in taking what a task gave, as of a full disk, would meet the others, too.
+    """
     from dpexp.cli.errors import mistake
 
     try:
-        take()
+        take(key, ended, say)
     except Exception as error:
-        if mistake(error) is not None and not isinstance(error, Died):
+        if ended.error is None or (mistake(error) is not None and not isinstance(error, Died)):
             raise
         failed.append(error)
         where = "" if isinstance(error, Died) else f" {error.__notes__[-1]}"  # see `named`

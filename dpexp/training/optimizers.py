@@ -44,20 +44,23 @@ def check_optimizer(
     except Exception as error:  # any optimizer may fail in its own way
         raise _refused(kind, one_line(error)[:150], setting) from None
     if not kind.__module__.startswith("torch.optim."):
-        _require_kept(optimizer)
+        _require_kept(optimizer, setting)
     if weights is not None:
         _require_weights(optimizer, weights, setting)
 
 
-def _require_kept(optimizer: torch.optim.Optimizer) -> None:
+def _require_kept(optimizer: torch.optim.Optimizer, setting: str) -> None:
     """Refuse an optimizer that goes on otherwise once its state was kept and loaded."""
     kind = type(optimizer)
-    first = _copy(optimizer, torch.float32)
-    if first is None:
-        return
     with torch.random.fork_rng(devices=[]):
-        for size in (1.0, -0.5):
-            _step(first, size)
+        first = _copy(optimizer, torch.float32)
+        if first is None:
+            return
+        try:
+            for size in (1.0, -0.5):
+                _step(first, size)
+        except Exception as error:  # a second step may fail where the first did not
+            raise _refused(kind, one_line(error)[:150], setting) from None
         second = _copy(optimizer, torch.float32)
         assert second is not None
         reason = "once its state is loaded, its next steps are others"
@@ -67,7 +70,7 @@ def _require_kept(optimizer: torch.optim.Optimizer) -> None:
                 other.data.copy_(one)
             second.load_state_dict(kept)
             for like in (first, second):
-                torch.manual_seed(0)
+                torch.default_generator.manual_seed(0)  # GPUs' generators stay as they are
                 for size in (0.25, 2.0):
                     _step(like, size)
             pairs = zip(_weights(first), _weights(second), strict=True)
@@ -131,10 +134,11 @@ def _stepped(optimizer: torch.optim.Optimizer, size: float, dtype: torch.dtype) 
 
     Empty if its constructor needs more than its defaults.
     """
-    like = _copy(optimizer, dtype)
-    if like is None:
-        return []
-    _step(like, size)
+    with torch.random.fork_rng(devices=[]):  # a constructor or a step may draw
+        like = _copy(optimizer, dtype)
+        if like is None:
+            return []
+        _step(like, size)
     remembered = (value for state in like.state.values() for value in state.values())
     return [value for value in remembered if torch.is_tensor(value) and value.shape == SHAPE]
 
