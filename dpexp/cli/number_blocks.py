@@ -126,7 +126,6 @@ def _warm() -> str:
 
 RECIPES = {
     "scratch-eps8": "CIFAR10 from scratch, ε = 8",
-    "features-eps1": "on features, ε = 1",
     "features-eps2": "on features, ε = 2",
     "features-eps3": "on features, ε = 3",
     "features-eps8": "on features, ε = 8",
