@@ -65,7 +65,7 @@ def test_a_run_that_diverges_says_so_in_its_record_and_once_in_its_log(tmp_path,
         "optimizer=sgd",
         "optimizer.lr=1e30",
     ]
-    words += ["optimizer.momentum=1e30"]
+    words += ["optimizer.weight_decay=1e30"]
     lines, result, _ = of(execute(tmp_path, *words))
     assert result["test_accuracy"] == 0.0
     assert result["nonfinite_outputs"] == lines[-1]["nonfinite_outputs"] == 360

@@ -233,7 +233,7 @@ def test_an_analysis_draws_the_same_examples_every_time_and_other_noise(tmp_path
 
 DIVERGED = ["method=nonprivate", "task=digits", "profile=embedded", "model=linear", "device=cpu"]
 DIVERGED += ["epochs=2", "eval_every=0.5", "optimizer=sgd"]
-DIVERGED += ["optimizer.lr=1e30", "optimizer.momentum=1e30"]
+DIVERGED += ["optimizer.lr=1e30", "optimizer.weight_decay=1e30"]
 PICTURE = ["analysis.intensity.parameter=head.weight", "analysis.intensity.when=end"]
 OF_PUBLIC = ["public=shapes", "eval_every=1"]
 LOOKS = {

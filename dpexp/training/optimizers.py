@@ -69,8 +69,9 @@ def _require_kept(optimizer: torch.optim.Optimizer, setting: str) -> None:
             for one, other in zip(_weights(first), _weights(second), strict=True):
                 other.data.copy_(one)
             second.load_state_dict(kept)
+            drawn = torch.get_rng_state()  # of an optimizer that draws
             for like in (first, second):
-                torch.default_generator.manual_seed(0)  # GPUs' generators stay as they are
+                torch.set_rng_state(drawn)
                 for size in (0.25, 2.0):
                     _step(like, size)
             pairs = zip(_weights(first), _weights(second), strict=True)
