@@ -12,6 +12,7 @@ from dpexp import cli, records
 from dpexp.cli import blocks
 from dpexp.cli.building import DOORS
 from dpexp.cli.config_cache import Configs
+from dpexp.cli.errors import NONE
 from dpexp.privacy import num_steps
 from dpexp.reporting.collect import cells
 from dpexp.reporting.schema import spec
@@ -425,3 +426,12 @@ def test_an_option_without_settings_takes_an_experiments_choice_away():
     config = cli.compose(words)
     assert not {"augmentation", "averaging"} & config.keys()
     assert {"augmentation", "averaging"} <= cli.compose(words[:1]).keys()
+
+
+def test_every_optional_choice_has_a_word_for_none_of_it():
+    """A group without one could not be left out in a sweep."""
+    defaults = yaml.safe_load((cli.CONF / "config.yaml").read_text())["defaults"]
+    choices = [choice for each in defaults if each != "_self_" for choice in each.items()]
+    optional = {group for group, chosen in choices if not chosen}
+    without = {path.parent.name for path in cli.CONF.glob("*/*.yaml") if path.stem in NONE}
+    assert optional - without == {"task", "method", "experiment", "correlation"}  # noise=true

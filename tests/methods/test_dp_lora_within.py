@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from dpexp.grad_sample import Tape
 from dpexp.grad_sample.hooking import hooked_layers
 from dpexp.methods.dp_lora import DPLoRA
 from dpexp.models.adapters import adapter_parameters
@@ -69,3 +70,27 @@ def test_adapters_within_a_weight_have_autograds_gradients(kind, alpha):
     assert {key.parameter for key in got} == {*trained}
     for key, total in got.items():
         torch.testing.assert_close(total, clipped[key.parameter].sum(0), rtol=1e-6, atol=1e-9)
+
+
+def test_views_of_an_example_add_up():
+    torch.manual_seed(4)
+    model = nn.Sequential(nn.Conv2d(4, 4, 3, groups=4), nn.Flatten(), nn.Linear(36, 2)).double()
+    model = DPLoRA(2, 3.0, "*", "2").adapt(model)
+    names = adapter_parameters(model)
+    for name in names:
+        nn.init.normal_(model.get_parameter(name), std=0.3)
+    x = torch.randn(6, 4, 5, 5, dtype=torch.float64)  # two views of each of three examples
+    found = {}
+
+    def take(layer, grads):
+        each = {own: grads.gradient(own).materialize() for own in grads.parameters}
+        found.update({f"{layer}.{own}": one for own, one in each.items()})
+
+    with Tape(model, names, take) as tape:
+        tape.expect(6, views=2, shape=(4, 5, 5))
+        tape.backward(model(x).square().sum())
+    for name in names:
+        for example, pair in enumerate(x.split(2)):
+            loss = model(pair).square().sum()
+            (each,) = torch.autograd.grad(loss, [model.get_parameter(name)])
+            torch.testing.assert_close(found[name][example], each)
