@@ -1,6 +1,7 @@
 """What a killed run may have released is counted, and repeated only where it is the same."""
 
 import signal
+import warnings
 from dataclasses import replace
 from functools import partial
 
@@ -435,3 +436,14 @@ def test_a_ledger_with_a_line_that_is_no_number_gives_no_step_back(tmp_path, lin
 def test_a_run_without_noise_keeps_no_ledger(tmp_path):
     directory = execute(tmp_path, *SHORT, "noise=false")
     assert (directory / "result.json").exists() and not (directory / records.LEDGER).exists()
+
+
+def test_a_run_that_went_on_after_a_loss_goes_on_from_its_next_checkpoints(recorded, tmp_path):
+    """They hold the start, or each interruption would cost the steps since them anew."""
+    there = copied(recorded, tmp_path)
+    with pytest.warns(UserWarning, match=r"2 steps after step 8 .*\(changed: micro_batch\)"):
+        killed(tmp_path, *SHORT, "micro_batch=50", at=12, every=1)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*may have been released")
+        execute(tmp_path, *SHORT, "micro_batch=50")
+    assert_lost(there, 2)
