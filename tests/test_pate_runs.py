@@ -229,6 +229,11 @@ def test_a_student_without_answers_stays_as_it_was_and_is_judged(tmp_path):
     assert result["weights_sha256"] == digest(before)
 
 
+def test_what_a_teacher_refuses_is_named_as_it_is_set(tmp_path):
+    with pytest.raises(ConfigError, match=r"Set method\.teacher\.channels, method\.teacher\.ker"):
+        execute(tmp_path, *BRIEF, "method.teacher.kernel=8")
+
+
 def test_teachers_answer_again_only_where_they_answer_the_same(tmp_path):
     config = cli.compose([*BRIEF, f"results={tmp_path}"])
     directory = execute(tmp_path, *BRIEF)

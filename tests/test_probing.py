@@ -190,6 +190,10 @@ MIXING = {
         middle(forward=missing_until_seen, attributes={"mark": torch.tensor(torch.nan)}),
         "'mark' of 'middle'",
     ),
+    "numpy's number an example": (
+        middle(forward=lambda s, h: s.layer(h * torch.tensor(np.random.rand(len(h), 1)).to(h))),
+        "draw with torch",
+    ),
     "a count of examples": (
         middle(forward=counted, buffers={"seen": torch.zeros(())}),
         "'seen' of 'middle'",
@@ -200,6 +204,7 @@ MIXING = {
 OFTEN = ["statistics of the batch", "by a coin", "by Python's", "the largest of the batch", "mixup"]
 OFTEN += ["the batch's size", "gradients alone", "gradients over the batch", "a buffer"]
 OFTEN += ["an attribute", "a list", "a count of examples"]
+OFTEN += ["numpy's number an example"]
 
 
 @pytest.mark.parametrize("name", few(MIXING, OFTEN))

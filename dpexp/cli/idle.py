@@ -32,6 +32,8 @@ OF_NOISE = {
 }
 """Class of a method -> its setting that noise alone reads."""
 
+DP_ZO = "dpexp.methods.dp_zo.DPZO"
+
 OF_CLIPPING = {"dpexp.methods.gep.GEP": "residual_clip"}
 """Class of a method -> its setting that clipping and noise alone read."""
 
@@ -126,6 +128,9 @@ def _of_privacy(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield from ((place, "noise=false") for place in places)
     if name := OF_NOISE.get(method["_target_"]):
         yield f"method.{name}", "noise=false"
+    # Of one number the norm is the number, which both kinds of noise clip alike.
+    if method["_target_"] == DP_ZO and (method["directions"] == 1 or not privacy["clip"]):
+        yield "method.noise", "noise=false"
     if "loop" in config:  # refuses other values where it has noise
         as_set = f"method={method['name']} and noise=false"
         yield from ((place, as_set) for place in OF_COMMON_STEPS)

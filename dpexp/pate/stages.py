@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -107,8 +108,11 @@ def _made(setting: str, maker: Any, kind: type, **given: Any) -> Any:
     try:
         made = maker(**given)
     except (Exception, SystemExit) as error:  # any constructor may fail in its own way
-        if isinstance(error, ConfigError) or memory.ran_out(error):
+        if memory.ran_out(error):
             raise
+        if isinstance(error, ConfigError):  # which names the settings of a run's own network
+            own = re.sub(r"\bmodel\.(?=\w)", f"method.{setting}.", str(error))
+            raise ConfigError(own) from error
         reason = f"{type(error).__name__}: {one_line(error)}"
         raise ConfigError(f"method.{setting} refuses its settings: {reason}") from error
     if not isinstance(made, kind):

@@ -58,6 +58,7 @@ class FixedDraws(TorchDispatchMode):
     Attributes:
         is_opaque: whether some draw could not be fixed, e.g. in a fused attention with dropout.
         has_drawn: whether other numbers could change the result, except masks as in dropout.
+        is_beside_torch: whether Python's or numpy's generator was drawn from.
         is_narrowed: whether a model in float64 calculates some of it in less.
         is_halved: whether it calculates some of it in less than float32, as under autocast.
         choices: how many of `OTHERS` to try for the whole numbers that were drawn.
@@ -72,6 +73,7 @@ class FixedDraws(TorchDispatchMode):
         """Set the values of draws."""
         super().__init__()
         self.is_opaque = self.has_drawn = self.is_narrowed = self.is_halved = False
+        self.is_beside_torch = False
         self.choices = 0
         self._chance = chance
         self._before: tuple[Any, ...] | None = None
@@ -86,7 +88,7 @@ class FixedDraws(TorchDispatchMode):
         """End."""
         super().__exit__(*error)
         if self._before != _of_others():
-            self.has_drawn, self.choices = True, SMALL
+            self.has_drawn, self.choices, self.is_beside_torch = True, SMALL, True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation with its random draws fixed."""

@@ -86,10 +86,15 @@ def explain(model: nn.Module, one: Trial, other: Trial, row: int, most: float, h
             "example's rows side by side (torch.stack([a, b], 1).flatten(0, 1) in place of "
             "torch.cat([a, b])), or call the layer on each."
         )
+    cure = "Use what looks at each example by itself, such as nn.GroupNorm."
+    if one.draws.is_beside_torch:
+        cure = (
+            "It may be a draw from Python's or NumPy's generator, of which each example takes the "
+            f"next number: draw with torch, as torch.rand_like. Else use{cure[3:]}"
+        )
     return (
         f"Expected the model to keep examples apart in training; by {where} the {what} of a "
-        f"made-up example changes {how}, so no one example's influence is bounded. Use what looks "
-        "at each example by itself, such as nn.GroupNorm."
+        f"made-up example changes {how}, so no one example's influence is bounded. {cure}"
     )
 
 
