@@ -13,7 +13,7 @@ from scipy.stats import norm
 
 from dpexp.privacy import prv
 from dpexp.privacy.accounting import _half_width
-from dpexp.privacy.gaussian_limit import limit_multiplier
+from dpexp.privacy.closed_form import limit_multiplier
 
 LAWS = [(0.02, 1.4), (0.25, 0.7), (0.9, 3.0), (1.0, 5.0), (1e-3, 0.45)]
 
