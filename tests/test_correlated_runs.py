@@ -45,6 +45,7 @@ def test_a_run_says_who_takes_part_and_verifies(unbroken):
         ({"coefficients": [0.5] * 4}, "4 coefficients reach beyond 3 bands"),
         ({"coefficients": [0.0, 1.0]}, "the first coefficient is 0.0"),
         ({"coefficients": [0.9, 0.9, 0.1]}, "coefficients of norm 1.27"),
+        ({"coefficients": [0.4, 0.3]}, "coefficients of norm 0.5"),
         ({"participations": 3}, "correlation participations"),
         ({"participation_prob": 0.1}, "correlation participation_prob"),
         ({"participation": "others"}, "correlation participation"),

@@ -244,6 +244,7 @@ def test_a_certificate_states_neighbours_and_participation_and_verifies():
     "changed, says",
     [
         ({"coefficients": [0.9, 0.9, 0.1, 0.1]}, "norm 1"),
+        ({"coefficients": [0.4, 0.3]}, "of norm 0.5"),
         ({"coefficients": [0.5] * 5}, "at most 4 coefficients"),
         ({"coefficients": []}, "malformed|coefficients"),
         ({"coefficients": [0.0, 1.0]}, "above 0"),
