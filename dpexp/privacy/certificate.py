@@ -211,6 +211,8 @@ def _check_steps(certificate: Mapping[str, Any]) -> None:
     lost = certificate.get("lost_steps", 0)
     if not 0 <= lost <= steps or (lost > 0) != (LOST in certificate["deviations"]):
         raise PrivacyError(f"{lost} of {steps} steps are said to be lost, and not so in words.")
+    if lost and "correlation" in certificate:
+        raise PrivacyError(f"{lost} steps are lost; with correlated noise no run goes on after it.")
     expected = 0 if NO_NOISE in certificate["deviations"] else steps
     if draws != expected:
         raise PrivacyError(
