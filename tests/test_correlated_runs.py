@@ -10,6 +10,7 @@ from dpexp.attacks import distinguishing, trials
 from dpexp.cli.verify import verify
 from dpexp.privacy import PrivacyError
 from dpexp.privacy.accounting import calibrate
+from dpexp.privacy.certificate import LOST
 from dpexp.privacy.verification.files import verify_files
 from dpexp.types import ConfigError
 from tests.runs import (
@@ -45,6 +46,7 @@ def test_a_run_says_who_takes_part_and_verifies(unbroken):
         ({"coefficients": [0.5] * 4}, "4 coefficients reach beyond 3 bands"),
         ({"coefficients": [0.0, 1.0]}, "the first coefficient is 0.0"),
         ({"coefficients": [0.9, 0.9, 0.1]}, "coefficients of norm 1.27"),
+        ({"coefficients": [0.4, 0.3]}, "coefficients of norm 0.5"),
         ({"participations": 3}, "correlation participations"),
         ({"participation_prob": 0.1}, "correlation participation_prob"),
         ({"participation": "others"}, "correlation participation"),
@@ -60,6 +62,15 @@ def test_what_is_said_otherwise_of_correlated_noise_is_found(unbroken, changed, 
     others = {key: value for key, value in privacy.items() if key != "correlation"}
     found = verify_files(config, result, others | correlation).findings
     assert any(finding in each for each in found), found
+
+
+def test_steps_lost_beside_correlated_noise_are_found(unbroken):
+    """No run goes on after a loss there, so that none ends with such a certificate."""
+    _, result, privacy = of(unbroken)
+    config = yaml.safe_load((unbroken / "config.yaml").read_text())
+    forged = privacy | {"lost_steps": 3, "deviations": [LOST]}
+    found = verify_files(config, result, forged).findings
+    assert found == ("lost_steps: 3; with correlated noise no run goes on after a loss",)
 
 
 def test_one_band_is_the_run_with_fresh_noise_to_the_last_bit(tmp_path):

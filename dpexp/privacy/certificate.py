@@ -211,6 +211,8 @@ def _check_steps(certificate: Mapping[str, Any]) -> None:
     lost = certificate.get("lost_steps", 0)
     if not 0 <= lost <= steps or (lost > 0) != (LOST in certificate["deviations"]):
         raise PrivacyError(f"{lost} of {steps} steps are said to be lost, and not so in words.")
+    if lost and "correlation" in certificate:
+        raise PrivacyError(f"{lost} steps are lost; with correlated noise no run goes on after it.")
     expected = 0 if NO_NOISE in certificate["deviations"] else steps
     if draws != expected:
         raise PrivacyError(
@@ -294,12 +296,12 @@ def bands_of(correlation: Mapping[str, Any]) -> int:
     """Return the number of bands of a certificate's correlated noise.
 
     Raises:
-        PrivacyError: if its coefficients have a norm above 1, so that an example would move the
-            release by more than the clip norm, or reach further than its bands.
+        PrivacyError: if its coefficients have another norm than 1, so that an example would move
+            the release by another length than the clip norm, or reach further than its bands.
     """
     coefficients, bands = correlation["coefficients"], correlation["bands"]
     norm = math.hypot(*coefficients)
-    if not (1 <= len(coefficients) <= bands and norm <= 1 + 1e-9 and coefficients[0] > 0):
+    if not (1 <= len(coefficients) <= bands and abs(norm - 1) <= 1e-9 and coefficients[0] > 0):
         raise PrivacyError(
             f"Expected at most {bands} coefficients of norm 1, the first above 0; got "
             f"{len(coefficients)} of norm {norm:.6g}."

@@ -9,7 +9,7 @@ import torch
 
 from dpexp.privacy.accounting import TOLERANCE, calibrate
 from dpexp.privacy.calibration import build
-from dpexp.privacy.certificate import PrivacyError, verify
+from dpexp.privacy.certificate import LOST, PrivacyError, verify
 from dpexp.privacy.correlation import (
     Banded,
     Correlation,
@@ -244,6 +244,7 @@ def test_a_certificate_states_neighbours_and_participation_and_verifies():
     "changed, says",
     [
         ({"coefficients": [0.9, 0.9, 0.1, 0.1]}, "norm 1"),
+        ({"coefficients": [0.4, 0.3]}, "of norm 0.5"),
         ({"coefficients": [0.5] * 5}, "at most 4 coefficients"),
         ({"coefficients": []}, "malformed|coefficients"),
         ({"coefficients": [0.0, 1.0]}, "above 0"),
@@ -256,6 +257,13 @@ def test_a_certificate_states_neighbours_and_participation_and_verifies():
 def test_a_certificate_that_was_changed_does_not_verify(changed, says):
     with pytest.raises(PrivacyError, match=says):
         verify(certificate(**changed))
+
+
+def test_a_certificate_of_lost_steps_does_not_verify():
+    said = certificate() | {"lost_steps": 3}
+    said["deviations"] = [*said["deviations"], LOST]
+    with pytest.raises(PrivacyError, match="no run goes on"):
+        verify(said)
 
 
 def test_a_certificate_without_its_correlation_does_not_verify():

@@ -182,6 +182,11 @@ FORGERIES = {
         {"lost_steps": 9999},
         "lost_steps: expected from 0",
     ),
+    "half a step lost": (
+        *("dpsgd", "privacy"),
+        {"lost_steps": 0.5, "deviations": [certificate.LOST]},
+        "a whole number; got 0.5",
+    ),
     "hardly any noise": (
         *("dpsgd", "privacy"),
         lambda p: p.update(noise_multiplier=1e-4, effective_noise_multiplier=1e-4),

@@ -38,10 +38,10 @@ def bands_of(check: Comparison) -> int | None:
         check.say(f"correlation: the first coefficient is {coefficients[0]}; it must be above 0")
     if unknown := sorted(stated.keys() - CORRELATION):
         check.say(f"correlation: {', '.join(unknown)} is nothing that a certificate has")
-    if not math.hypot(*coefficients) <= 1 + ROUNDING:
+    if not math.isclose(norm := math.hypot(*coefficients), 1, rel_tol=ROUNDING):
         check.say(
-            f"correlation: coefficients of norm {math.hypot(*coefficients):.6g}, by which an "
-            "example's clip norm is multiplied"
+            f"correlation: coefficients of norm {norm:.6g}, by which an example's clip norm is "
+            "multiplied; those of a run have norm 1"
         )
     if bands * batch > size * (1 + ROUNDING):
         check.say(f"correlation: {bands} batches of {batch} are more than {size} examples")

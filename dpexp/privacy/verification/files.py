@@ -160,8 +160,11 @@ class _Check(Comparison):
         self.same("epochs", config["epochs"], self.result, "result.json ")
         if privacy.get("lost_steps"):
             self.unchecked.append("privacy.json lost_steps: how many steps were lost to a kill")
-        if not 0 <= privacy.get("lost_steps", 0) <= steps:
-            self.say(f"lost_steps: expected from 0 to {steps}; got {privacy['lost_steps']}")
+        lost = privacy.get("lost_steps", 0)
+        if type(lost) is not int or not 0 <= lost <= steps:
+            self.say(f"lost_steps: expected from 0 to {steps}, a whole number; got {lost}")
+        elif lost and bands is not None:
+            self.say(f"lost_steps: {lost}; with correlated noise no run goes on after a loss")
         self._releases()
         sigma = self._effective(privacy["noise_multiplier"])
         self.same("effective_noise_multiplier", sigma)
