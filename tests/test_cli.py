@@ -289,6 +289,50 @@ def test_a_word_of_another_model_is_told_whose_it_is(words, said):
     assert said in line and "\n" not in line
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["optimizer.nesterov=true"], "If torch.optim.SGD takes it, add it: +optimizer.nesterov=V"),
+        (
+            ["optimizer=torch.optim.NAdam"],
+            "For a class set optimizer._target_=torch.optim.NAdam.",
+        ),
+        (["~optimizer.momentun"], "has no optimizer.momentun. Did you mean ~optimizer.momentum?"),
+        (["~epocs"], "it has no epocs. Did you mean ~epochs?"),
+        (["~momentum"], "it has no momentum. Leave ~momentum out."),
+        (["~optimizer.lr=9"], "it has optimizer.lr=4.0. Write ~optimizer.lr."),
+        (["~denoise.a"], "it has no denoise.a. Leave ~denoise.a out."),
+        (["~averaging=ema"], "no averaging=ema is. Leave ~averaging=ema out."),
+        (["+optimizer.lr=1"], "optimizer.lr has a value. Leave the + out."),
+        (["+optimizer=adam"], "a run has one already. Write optimizer=adam."),
+        (["++optimizer=adam"], "no ++ before the choice of a group. Write optimizer=adam."),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_a_prefix_that_does_not_fit_is_told_with_the_word_to_write(words, said):
+    with pytest.raises(ConfigCompositionException) as caught:
+        cli.compose(["method=rgp", *DIGITS, *words])
+    line = errors.mistake(caught.value)
+    assert said in line and "\n" not in line
+
+
+@pytest.mark.parametrize("key", ["noise", *map(long, ["eps", "clip", "sampling"])])
+def test_a_setting_that_others_read_is_told_of_where_it_was_taken_out(key):
+    with pytest.raises(InterpolationKeyError) as caught:
+        cli.compose(["method=rgp", *DIGITS, f"~{key}"])
+    said = (
+        f"Expected {key} to have a value, which privacy.{key} takes; it was taken out. Set {key}."
+    )
+    assert errors.mistake(caught.value) == said
+
+
+def test_a_setting_that_a_choice_brought_is_told_how_it_is_taken_out():
+    words = ["method=rgp", *DIGITS, "optimizer._target_=torch.optim.Adam"]
+    with pytest.raises(ConfigError, match=r"is taken out by ~optimizer\.momentum\.$"):
+        cli.compose(words)
+    assert "momentum" not in cli.compose([*words, "~optimizer.momentum"])["optimizer"]
+
+
 @pytest.mark.parametrize("word", ["task.mean={a:1}", long("+task.mean={a:1}")])
 def test_keys_are_no_list(shell, word):
     done = shell("method=dpsgd", "task=digits", "eps=8", word)

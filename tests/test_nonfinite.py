@@ -141,6 +141,42 @@ def test_an_optimizer_that_remembers_outside_of_its_state_is_refused():
             check_optimizer(kind(weights, lr=0.1))
 
 
+class Still(Plain):
+    def step(self, closure=None):
+        pass
+
+
+class Broken(Plain):
+    @torch.no_grad()
+    def step(self, closure=None):
+        for weight in self.param_groups[0]["params"]:
+            weight.div_(weight.grad - weight.grad)
+
+
+class Patient(Plain):
+    """Adds up eight gradients a step, by the weight's own norm: zeros stay."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for weight in self.param_groups[0]["params"]:
+            mean = self.memory(weight).add_(weight.grad)
+            count = self.state[weight]["count"] = self.state[weight].get("count", 0) + 1
+            if count % 8 == 0:
+                weight.sub_(mean * weight.norm())
+                mean.zero_()
+
+
+def test_an_optimizer_that_moves_nothing_or_makes_nan_is_told_of(recwarn):
+    weights = [nn.Parameter(torch.zeros(2, 2))]
+    for kind in (Plain, Patient):
+        check_optimizer(kind(weights, lr=0.1))
+    assert not recwarn.list
+    with pytest.warns(UserWarning, match="Still moves no weight in 16 steps .* Correct its step"):
+        check_optimizer(Still(weights, lr=0.1))
+    with pytest.raises(ConfigError, match="Broken does not .its step 1 on ones gives NaN"):
+        check_optimizer(Broken(weights, lr=0.1))
+
+
 class Drawing(Plain):
     def memory(self, weight):
         return super().memory(weight).add_(torch.rand(()))

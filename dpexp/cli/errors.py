@@ -29,6 +29,7 @@ from omegaconf.errors import (
 from dpexp.cli import folders, own_data
 from dpexp.cli.command_line import SINGLE, in_one_piece, require_once
 from dpexp.cli.groups import CONF, options_of, settings_of
+from dpexp.cli.prefixes import of_prefix, taken_out, to_add
 from dpexp.cli.quoting import readable
 from dpexp.cli.signals import restore_signals
 from dpexp.cli.streams import safe_output
@@ -108,9 +109,10 @@ def explain(error: Exception) -> str:
             return f"The {kind} {name} is not installed. It needs: pip install -e '.[{extra}]'."
         if not group or not options:
             return one_line(error)
-        return f"Expected {group} to be one of {', '.join(options)}; got {group}={name}." + nearest(
-            name, options
-        )
+        near = nearest(name, options)
+        if "." in name and "_target_" in settings_of(group, options[0]):  # another class
+            near = f" For a class set {group}._target_={name}."
+        return f"Expected {group} to be one of {', '.join(options)}; got {group}={name}.{near}"
     if (text := one_line(error)).startswith(MERGING):
         place, _, value = text.removeprefix(MERGING).lstrip("+~").partition("=")
         if not str(error.__cause__).startswith("Cannot merge"):
@@ -128,7 +130,7 @@ def explain(error: Exception) -> str:
         parts = [part for part in ("task", "model", "method") if part != group]
         # A tokenizer given to a set of texts does not make it fit a task of images.
         own = f", or set {cause.full_key}" if group == "method" else ""
-        return (
+        return taken_out(reason, str(cause.full_key)) or (
             f"Expected a run that {group} fits: {cause.full_key} takes its value from another "
             f"setting, which this run lacks ({reason}). Choose another "
             f"{', '.join([group, *parts[:-1]])} or {parts[-1]}{own}."
@@ -153,6 +155,8 @@ def explain(error: Exception) -> str:
             return f"No {place} is chosen, so it has no settings. Add {choices}."
         return unknown_key(place, cause.parent_node)
     line = str(error).partition("\n")[0]
+    if said := of_prefix(line):
+        return said
     if line.startswith("Config group override must be"):
         return unnamed(sys.argv[1:]) or line
     if line.startswith("Could not override"):
@@ -205,6 +209,8 @@ def unknown_key(place: str, node: Mapping[Any, Any]) -> str:
     near = f" Did you mean {' or '.join(deeper)}?" if deeper else nearest(leaf, valid)
     if not near and isinstance(tree.get("args"), dict):
         near = f" An argument of what it builds is {place.rpartition('.')[0]}.args.{leaf}."
+    elif not near:
+        near = to_add(place, tree.get("_target_"))
     return f"Unknown key {place}; valid here: {', '.join(valid)}.{near}"
 
 

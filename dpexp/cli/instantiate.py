@@ -21,6 +21,7 @@ import hydra
 from hydra.errors import InstantiationException
 
 from dpexp.cli.errors import nearest
+from dpexp.cli.prefixes import to_take_out
 from dpexp.cli.unimported import named_reason, of_a_model, reason, remedy
 
 WITHOUT = re.compile(r"__init__\(\) missing \d+ required [a-z-]+ arguments?: (.+)$")
@@ -341,7 +342,7 @@ def check_known(
             what = f"takes {', '.join(valid)}" if valid else "takes no settings"
             raise ConfigError(
                 f"Unknown key {place}.{key}: {getattr(target, '__name__', target)} {what}."
-                f"{nearest(key, [*valid, *others])}"
+                f"{nearest(key, [*valid, *others]) or to_take_out(f'{place}.{key}')}"
             )
 
 

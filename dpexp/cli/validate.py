@@ -16,6 +16,7 @@ from dpexp.cli.errors import nearest, unknown_key
 from dpexp.cli.groups import CONF, options_of
 from dpexp.cli.instantiate import parameters
 from dpexp.cli.numbers_in_range import found_at, require_in_range
+from dpexp.cli.prefixes import to_take_out
 from dpexp.cli.quoting import FOLDERS
 from dpexp.distributed.wanted import require_device_word, require_ranks_word
 from dpexp.privacy.budget import require_budget, require_sizes
@@ -248,7 +249,7 @@ def check_taken(config: Mapping[str, Any]) -> None:
             if node[key] is not None and key not in valid and not key.startswith("_"):
                 raise ConfigError(
                     f"Unknown key {group}.{key}: {node['_target_']} takes {known}."
-                    f"{nearest(key, valid)}"
+                    f"{nearest(key, valid) or to_take_out(f'{group}.{key}')}"
                 )
 
 

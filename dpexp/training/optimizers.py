@@ -11,9 +11,13 @@ from torch import Tensor, nn
 
 from dpexp.training.uncompiled import take_step
 from dpexp.types import ConfigError, one_line
+from dpexp.warned import warn_caller
 
 SHAPE = (2, 2)
 """Of the weight on which an optimizer is tried."""
+
+MOVES = 16
+"""Steps within which an optimizer is to move a weight (ours); one may add up several gradients."""
 
 
 def check_optimizer(
@@ -25,7 +29,8 @@ def check_optimizer(
 
     Some optimizers need a closure that recomputes the loss, which would be another release. Some
     need sparse gradients, but noisy ones are dense. One of anyone's own may leave weights out, or
-    remember something outside of its state, which an interrupted run would go on without.
+    remember something outside of its state, which an interrupted run would go on without. Or it may
+    move nothing, of which it warns, or make weights NaN.
 
     Args:
         optimizer: of a run; it is not changed.
@@ -44,9 +49,42 @@ def check_optimizer(
     except Exception as error:  # any optimizer may fail in its own way
         raise _refused(kind, one_line(error)[:150], setting) from None
     if not kind.__module__.startswith("torch.optim."):
+        _require_moves(optimizer, setting)
         _require_kept(optimizer, setting)
     if weights is not None:
         _require_weights(optimizer, weights, setting)
+
+
+def _require_moves(optimizer: torch.optim.Optimizer, setting: str) -> None:
+    """Refuse an optimizer whose first steps give NaN, and tell of one that moves no weight.
+
+    One of layers' rates leaves a weight of zeros where it is, and a small step is lost beside one
+    of ones, so both are tried.
+    """
+    kind = type(optimizer)
+    has_moved = False
+    with torch.random.fork_rng(devices=[]):
+        for start in (1.0, 0.0):
+            like = _copy(optimizer, torch.float32)
+            if like is None:
+                return
+            for weight in _weights(like):
+                weight.data.fill_(start)
+            for taken in range(MOVES):
+                try:
+                    _step(like, 1.0)
+                except Exception:  # told of by `_require_kept`
+                    return
+                moved = torch.stack([weight.detach() - start for weight in _weights(like)])
+                if start and not moved.isfinite().all():
+                    raise _refused(kind, f"its step {taken + 1} on ones gives NaN or inf", setting)
+                if has_moved := has_moved or bool(moved.any()):
+                    break
+    if not has_moved:
+        warn_caller(
+            f"{kind.__name__} moves no weight in {MOVES} steps along a gradient of ones: training "
+            f"may change nothing. Correct its step, or set {setting}."
+        )
 
 
 def _require_kept(optimizer: torch.optim.Optimizer, setting: str) -> None:
