@@ -71,6 +71,7 @@ $(READY): pyproject.toml constraints.txt
 	  > $(VENV)/constraints.txt
 	@$(PY) -m pip install --quiet --disable-pip-version-check -c $(VENV)/constraints.txt \
 	  $(TORCH:%=torch==%) -e '.[dev]'
+	@$(PY) -m dpexp.cli.ready
 	@touch $@
 
 # One thread a worker: the tests are many small tensors, which more threads only slow down. Modules are

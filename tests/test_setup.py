@@ -131,7 +131,7 @@ def test_make_refuses_an_unfit_python_with_one_line(tmp_path):
 PYTHON = """#!/bin/sh
 case "$*" in
   "-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
-  *pip*) echo "$@" ;;
+  *pip*|*dpexp*) echo "$@" ;;
 esac
 """
 
@@ -148,6 +148,7 @@ def test_make_installs_the_exact_set_but_for_another_torch(torch, tmp_path):
     venv = f".venv-torch-{torch}" if torch else ".venv"
     asked = f" torch=={torch}" if torch else ""
     assert f"-c {venv}/constraints.txt{asked} -e .[dev]" in done.stdout, done.stderr
+    assert done.stdout.endswith("\n-m dpexp.cli.ready\n")
     everything = set((ROOT / "constraints.txt").read_text().splitlines())
     got = set((tmp_path / venv / "constraints.txt").read_text().splitlines())
     left_out = {line.split("==")[0] for line in everything - got}

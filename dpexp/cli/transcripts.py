@@ -31,6 +31,7 @@ from PIL import Image
 
 from dpexp.cli.arguments import exit_code_of, only, text
 from dpexp.cli.groups import CONF
+from dpexp.cli.ready import FIRST_RUN
 from dpexp.records import write_atomically
 from dpexp.reporting.schema.artifact import unknown
 from dpexp.types import ConfigError
@@ -138,7 +139,7 @@ def _nothing(folder: Path) -> None:
     """Leave the folder as it is."""
 
 
-FIRST = "python run.py method=rgp task=digits eps=8 profile=embedded results=mine"
+FIRST = " ".join(("python run.py", *FIRST_RUN, "results=mine"))
 OWN = "--config-dir examples/extension/conf method=filtered"
 
 TRANSCRIPTS: Mapping[str, Transcript] = {
