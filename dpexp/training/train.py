@@ -38,7 +38,7 @@ from dpexp.training.numbers import check_checkpoint, check_numbers
 from dpexp.training.observation import Observers
 from dpexp.training.optimizers import check_optimizer, check_size, set_rates
 from dpexp.training.parts import Findings, Parts
-from dpexp.training.probing import check_loss, check_model, check_rule, check_views
+from dpexp.training.probing import check_examples, check_loss, check_model, check_rule, check_views
 from dpexp.training.returned import checked_declaration, checked_state
 from dpexp.training.run_logger import announce, metrics_line
 from dpexp.training.schedules import require_rates
@@ -201,6 +201,8 @@ def evaluations(config: dict, mechanism: Mechanism) -> set[int]:
 def first_look(parts: Parts, device: torch.device) -> str | None:
     """Check model, loss, augmentation and clipping rule before the first step, on made-up examples.
 
+    Examples themselves are read where their set is of anyone's own making.
+
     Returns:
         A deviation for the certificate if the model cannot be checked; otherwise None.
 
@@ -209,6 +211,7 @@ def first_look(parts: Parts, device: torch.device) -> str | None:
     """
     require_full_precision(parts.model)  # what is complex or half has no gradients to compare
     trained = parts.method.trainable(parts.model)
+    check_examples(parts.task.train)
     check_loss(parts.task, parts.model, device)
     unchecked = None
     # Steps leave a model in its mode, which may be eval; losses alone are taken in eval mode.

@@ -45,6 +45,9 @@ ROWS, EVERY, ODD = 160, 8, 12
 """Rows of a made-up batch; how far those lie apart that a loss also takes alone, and those that do
 not fit where most do (ours)."""
 
+MOST = 2**24
+"""Numbers of all views of a larger crowd (ours): 64 MB in float32."""
+
 SCALES = (0.1, 1.0, 10.0)
 """Of made-up outputs (ours): for a loss all are unsure, or all are sure."""
 
@@ -158,6 +161,35 @@ def check_views(
             crowd = make_up(task, model, device, dtype).crowd
     except Exception:  # a model may reject synthetic inputs in any way; `check_model` says so
         return
+    crowds = [
+        crowd,
+        *(() if is_written_in(type(augmentation), "dpexp") else _larger(crowd, task, augmentation)),
+    ]
+    for place, each in enumerate(crowds):
+        _require_apart(augmentation, each, device, EVERY if place else 1)
+
+
+def _larger(crowd: Batch, task: Any, augmentation: Augmentation) -> Iterator[Batch]:
+    """Return the crowd over and over: with targets of all kinds, and with one target.
+
+    In a few examples no class is large.
+    """
+    size = augmentation.multiplicity * max(1, crowd.inputs[0].numel())
+    rows = min(ROWS, max(len(crowd), MOST // size))
+    gen = generator(0, "made-up/targets", 0)
+    some = torch.arange(rows, device=crowd.inputs.device) % len(crowd)
+    if crowd.targets.is_floating_point():
+        drawn = torch.randn(rows, generator=gen)
+    else:
+        drawn = torch.randint(task.num_classes, (rows,), generator=gen)
+    drawn = drawn.to(crowd.targets)
+    yield from (Batch(crowd.inputs[some], each) for each in (drawn, drawn[:1].expand(rows)))
+
+
+def _require_apart(
+    augmentation: Augmentation, crowd: Batch, device: torch.device, every: int
+) -> None:
+    """Raise ConfigError if views of a crowd are others than of its examples, of every so many."""
     count, name, views = len(crowd), type(augmentation).__name__, augmentation.multiplicity
     draws = augmentation.draws(count, generator(0, "made-up/views", 0))
     with chance_kept([device] if device.type == "cuda" else []):
@@ -168,7 +200,7 @@ def check_views(
                 f"{name}; got {len(whole.inputs)} inputs and {len(whole)} targets, with "
                 f"views={whole.views}. Correct its `views`."
             )
-        for index in range(count):
+        for index in range(0, count, every):
             one = slice(index, index + 1)
             example = Batch(crowd.inputs[one], crowd.targets[one])
             alone = _views(augmentation, example, draws[one])
