@@ -92,7 +92,7 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
     check_size(optimizer, size_of_release(mechanism), first_weight(model).dtype)
     rates = [group["lr"] for group in optimizer.param_groups]
     steps = mechanism.num_steps
-    require_rates(rates, parts.schedule, steps)
+    multiplier = require_rates(rates, parts.schedule, steps)
     averaged = None
     if parts.averaging is not None:
         averaged = Averaged(model, parts.averaging, steps)
@@ -146,7 +146,7 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
 
             evaluate_if_due()  # lost steps did not change the weights
             while state.step < steps:
-                set_rates(optimizer, rates, parts.schedule(state.step, steps))
+                set_rates(optimizer, rates, multiplier(state.step))
                 run.note(state.step + 1)
                 outcome = gradient(
                     state.method_state,
