@@ -104,22 +104,25 @@ def _of_outputs(seen: Tensor, targets: Tensor, num_classes: int) -> Iterator[Bat
 
     Args:
         seen: outputs of a model, [n, ...].
-        targets: of its examples, for their dtype.
+        targets: of its examples, for their dtype, and how many numbers one has.
         num_classes: of the task.
     """
     gen = generator(0, "made-up/outputs", 0)
-    shape = (ROWS, *seen.shape[1:])
+    shape, whole = (ROWS, *seen.shape[1:]), (ROWS, *targets.shape[1:])
     scaled = [scale * torch.randn(shape, generator=gen).to(seen) for scale in SCALES]
     for outputs in (seen[torch.arange(ROWS) % len(seen)], *scaled):
         rows = outputs.flatten(1)
         if targets.is_floating_point():
-            drawn = torch.randn(ROWS, generator=gen).to(targets)
-            two, fitting = (drawn > 0).to(targets), rows[:, 0].to(targets)
+            drawn = torch.randn(whole, generator=gen).to(targets)
+            two = (drawn > 0).to(targets)
+            places = torch.arange(drawn[0].numel(), device=rows.device) % rows.shape[1]
+            fitting = rows[:, places].view(whole).to(targets)
         else:
-            drawn = torch.randint(num_classes, (ROWS,), generator=gen).to(targets)
-            two, fitting = drawn % 2, rows.argmax(1).to(targets) % num_classes
+            drawn = torch.randint(num_classes, whole, generator=gen).to(targets)
+            two, best = drawn % 2, rows.argmax(1).to(targets) % num_classes
+            fitting = best.view(ROWS, *[1] * (drawn.ndim - 1)).repeat(1, *drawn.shape[1:])
         fitting[::ODD] = drawn[::ODD]
-        same = drawn[:1].expand(ROWS)
+        same = drawn[:1].expand(whole)
         yield from (Batch(outputs, each) for each in (drawn, two, same, fitting))
 
 
@@ -128,6 +131,11 @@ def _slopes(loss: LossFn, batch: Batch, name: str) -> Tensor:
     """Return a loss's gradients of outputs, [n, ...]."""
     outputs = batch.inputs.detach().clone().requires_grad_()
     total = loss(outputs, batch.targets.clone())
+    if not torch.is_tensor(total):
+        raise ConfigError(
+            f"Expected a loss of one number as a tensor, the sum over a batch; {name} gives one of "
+            f"type {type(total).__name__}. Return the sum itself, not its float or item()."
+        )
     if total.numel() != 1:
         raise ConfigError(
             f"Expected a loss of one number, the sum over a batch; {name} gives numbers of shape "
@@ -176,14 +184,14 @@ def _larger(crowd: Batch, task: Any, augmentation: Augmentation) -> Iterator[Bat
     """
     size = augmentation.multiplicity * max(1, crowd.inputs[0].numel())
     rows = min(ROWS, max(len(crowd), MOST // size))
-    gen = generator(0, "made-up/targets", 0)
+    gen, shape = generator(0, "made-up/targets", 0), (rows, *crowd.targets.shape[1:])
     some = torch.arange(rows, device=crowd.inputs.device) % len(crowd)
     if crowd.targets.is_floating_point():
-        drawn = torch.randn(rows, generator=gen)
+        drawn = torch.randn(shape, generator=gen)
     else:
-        drawn = torch.randint(task.num_classes, (rows,), generator=gen)
+        drawn = torch.randint(task.num_classes, shape, generator=gen)
     drawn = drawn.to(crowd.targets)
-    yield from (Batch(crowd.inputs[some], each) for each in (drawn, drawn[:1].expand(rows)))
+    yield from (Batch(crowd.inputs[some], each) for each in (drawn, drawn[:1].expand(shape)))
 
 
 def _require_apart(
