@@ -29,6 +29,7 @@ from dpexp.privacy.correlation import Banded
 from dpexp.privacy.privatize import require_full_precision, require_norms
 from dpexp.records import ANALYSIS, SCORES, Run
 from dpexp.training.averaging import Averaged
+from dpexp.training.callbacks import call_back
 from dpexp.training.gradient import PrivateGradient
 from dpexp.training.judging import judge
 from dpexp.training.ledger import open_ledger
@@ -141,8 +142,8 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
                     run.log_evaluation(line, values, right)
                     observers.observe(state)
                     run.after_evaluation()
-                    for callback in parts.callbacks if ranks.is_first else ():
-                        callback(dict(line))
+                    if ranks.is_first:
+                        call_back(parts, state, line)
 
             evaluate_if_due()  # lost steps did not change the weights
             while state.step < steps:
