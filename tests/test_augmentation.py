@@ -16,6 +16,7 @@ from dpexp.methods.dpsgd import DPSGD
 from dpexp.methods.rgp import RGP
 from dpexp.privacy import build
 from dpexp.training.gradient import PrivateGradient
+from dpexp.training.probing.own_sets import in_parts
 from dpexp.training.train import first_look
 from dpexp.types import Batch, ConfigError
 from tests.marks import long
@@ -224,10 +225,16 @@ def largest_seen(seen, _):
     return replace(seen, inputs=seen.inputs / seen.inputs.abs().max())
 
 
+def is_of_many(seen, many):
+    return (torch.bincount(seen.targets)[seen.targets] > many).view(-1, 1, 1, 1)
+
+
 MIXING = {
     "the next example": lambda s, k: replace(s, inputs=0.9 * s.inputs + 0.1 * s.inputs.roll(k, 0)),
     "a thousandth of the mean": lambda s, _: replace(s, inputs=s.inputs + 1e-3 * s.inputs.mean(0)),
     "the largest pixel of the batch": largest_seen,
+    "large classes alone": lambda s, k: replace(s, inputs=s.inputs * ~is_of_many(s, 12 * k)),
+    "nothing among few": lambda s, k: largest_seen(s, k) if len(s) > 64 * k else s,
     "the size of the batch": lambda s, _: replace(s, inputs=s.inputs / len(s)),
     "the next one's target": lambda s, k: replace(s, targets=s.targets.roll(k)),
     "another order": lambda s, _: replace(s, inputs=s.inputs.flip(0), targets=s.targets.flip(0)),
@@ -300,6 +307,91 @@ def test_one_that_keeps_them_apart_passes_whatever_it_works_on(digits):
     first_look(replace(digits, augmentation=Turned()), torch.device("cpu"))
     texts = built("task=sentiment", "task.dataset_size=50", "task.test_size=20", "batch_size=10")
     first_look(replace(texts, augmentation=Masked()), torch.device("cpu"))
+
+
+# Examples of anyone's own set
+
+
+class Own(Examples):
+    """Gives other examples than it holds."""
+
+    def batch(self, indices):
+        return OTHERS[self.change](super().batch(indices))
+
+
+def centred(batch):
+    return replace(batch, inputs=batch.inputs - batch.inputs.mean(0))
+
+
+def by_class_size(batch):
+    sizes = torch.bincount(batch.targets)[batch.targets]
+    return replace(batch, inputs=batch.inputs / sizes.view(-1, 1, 1, 1))
+
+
+OTHERS = {
+    "as they are": lambda batch: batch,
+    "centred": centred,
+    "by class size": by_class_size,
+    "the next one's target": lambda b: replace(b, targets=b.targets.roll(1)),
+    "noisy": lambda b: replace(b, inputs=b.inputs + torch.rand_like(b.inputs)),
+    "half": lambda b: Batch(b.inputs[::2], b.targets[::2]),
+    "of two lengths": lambda b: replace(b, targets=b.targets[::2]),
+}
+
+
+def own(kind, change, train):
+    held = kind(train.inputs, train.targets, train.mean, train.std)
+    vars(held)["change"] = change
+    return held
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("centred", "keeps examples apart; of Own an example changes"),
+        ("by class size", "keeps examples apart; of Own an example changes"),
+        ("the next one's target", "keeps examples apart; of Own an example changes"),
+        ("noisy", "stay as they are; Own gives others when the same are read again"),
+        ("half", "of the 160 training .*; Own gives 80 inputs and 80 targets. Correct its `batch`"),
+        ("of two lengths", "Own gives 160 inputs and 80 targets"),
+    ],
+)
+def test_a_set_of_ones_own_that_mixes_examples_is_refused(change, said, digits):
+    task = replace(digits.task, train=own(Own, change, digits.task.train))
+    drawn = torch.get_rng_state()
+    with pytest.raises(ConfigError, match=said):
+        first_look(replace(digits, task=task), torch.device("cpu"))
+    assert torch.equal(drawn, torch.get_rng_state())
+
+
+class Twice(Own):
+    """Has every example in two micro-batches."""
+
+    def micro_batches(self, indices, size):
+        return [*super().micro_batches(indices, size), indices]
+
+
+class Fewer(Own):
+    """Leaves out what would be a smaller micro-batch."""
+
+    def micro_batches(self, indices, size):
+        return [part for part in super().micro_batches(indices, size) if len(part) == size]
+
+
+@pytest.mark.parametrize("kind", [Twice, Fewer])
+def test_a_set_of_ones_own_has_each_drawn_example_once(kind, digits):
+    held = own(kind, "as they are", digits.task.train)
+    said = f"each drawn example once; those of {kind.__name__}"
+    with pytest.raises(ConfigError, match=said):
+        first_look(replace(digits, task=replace(digits.task, train=held)), torch.device("cpu"))
+    with pytest.raises(ConfigError, match=said):  # at a step, where the draw is another
+        in_parts(held, torch.arange(20), 7)
+
+
+def test_a_set_of_ones_own_that_keeps_examples_apart_passes(digits):
+    held = own(Own, "as they are", digits.task.train)
+    first_look(replace(digits, task=replace(digits.task, train=held)), torch.device("cpu"))
+    assert [len(part) for part in in_parts(held, torch.arange(20), 7)] == [7, 7, 6]
 
 
 # Mistakes

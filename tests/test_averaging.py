@@ -64,6 +64,18 @@ def test_a_rule_of_ones_own_that_keeps_no_share_is_refused(weight):
         averages(Mine(), [1.0, 2.0])
 
 
+@pytest.mark.parametrize("losses", [[0.5, 2.0], [2.0, 2.0, 2.0, 2.0, 0.5]])
+def test_a_rule_of_ones_own_that_follows_the_loss_is_refused(losses):
+    left = list(losses)
+
+    class ByLoss:
+        def keeps(self, step, num_steps):
+            return 0.9 if (left.pop(0) if len(left) > 1 else left[0]) < 1 else 0.5
+
+    with pytest.raises(ConfigError, match="averaging to follow from the step and the number of"):
+        averages(ByLoss(), [1.0, 2.0])
+
+
 def test_of_adapters_the_factors_are_averaged_so_that_what_is_merged_keeps_their_rank():
     torch.manual_seed(0)
     model = adapt(

@@ -11,6 +11,7 @@ from torch import nn
 from dpexp.data import cross_entropy
 from dpexp.methods.dpsgd import DPSGD
 from dpexp.privacy.privatize import FLAT
+from dpexp.training.judging import scores
 from dpexp.training.train import first_look
 from dpexp.types import ConfigError
 from tests.steps import Examples
@@ -120,9 +121,34 @@ def test_a_loss_of_real_targets_adds_up_or_is_refused():
         look_at(lambda o, t: ((o[:, 0] - o[:, 0].detach().mean()) - t).square().sum(), 1, targets)
 
 
+SEVERAL = {
+    "a column": (1, torch.zeros(5, 1), lambda o, t: (o - t).square().sum()),
+    "two numbers": (2, torch.zeros(5, 2), lambda o, t: F.mse_loss(o, t, reduction="sum")),
+    "soft labels": (4, torch.zeros(5, 4), lambda o, t: F.cross_entropy(o, t, reduction="sum")),
+    "yes or no": (3, torch.zeros(5, 3, dtype=torch.int64),
+                  lambda o, t: F.binary_cross_entropy_with_logits(o, t.to(o), reduction="sum")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", SEVERAL)
+def test_a_loss_of_several_targets_an_example_adds_up_or_is_refused(kind):
+    classes, targets, loss = SEVERAL[kind]
+    assert look_at(loss, classes, targets) is None
+    with pytest.raises(ConfigError, match="a loss that adds up over examples; what <lambda> has"):
+        look_at(lambda o, t: loss(o, t) * (1 + t[:, 0].double().mean()), classes, targets)
+
+
 def test_a_loss_of_many_numbers_is_refused():
     with pytest.raises(ConfigError, match=r"a loss of one number.* shape \[160\]. Sum them"):
         look_at(each)
+
+
+@pytest.mark.parametrize(
+    "kind", [float, lambda total: (total,), lambda total: total.detach().numpy()]
+)
+def test_a_loss_that_is_no_tensor_is_refused(kind):
+    with pytest.raises(ConfigError, match="number as a tensor.* <lambda> gives one of type"):
+        look_at(lambda o, t: kind(each(o, t).sum()))
 
 
 class Remembering:
@@ -140,3 +166,12 @@ class Remembering:
 def test_a_loss_that_remembers_is_refused():
     with pytest.raises(ConfigError, match="what Remembering has of"):
         look_at(Remembering())
+
+
+@pytest.mark.parametrize("kind", [lambda right: right.tolist(), lambda right: right.numpy()])
+def test_a_score_that_is_no_tensor_is_refused(kind):
+    some = Examples(torch.randn(5, 6), torch.zeros(5, dtype=torch.int64))
+    with pytest.raises(
+        ConfigError, match="of 5 examples as a tensor; the task's gives one of type"
+    ):
+        scores(nn.Linear(6, 3), some, CPU, lambda o, t: kind(o.argmax(1) == t))

@@ -10,6 +10,7 @@ import shutil
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
@@ -878,6 +879,36 @@ def test_a_callback_whose_own_model_fails_is_not_said_to_be_the_trained_one(trai
     other = Words(rows=20)
     with pytest.raises(IndexError):
         trained(Words(), (IDS, TRAIN[1]), (IDS, TRAIN[1]), callbacks=[lambda line: other(IDS)])
+
+
+@pytest.mark.parametrize("at", [0, 1])
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_a_callback_that_writes_to_the_examples_is_refused(at, part, trained):
+    data = {"train": TRAIN, "test": TEST}
+    data[part] = tuple(each.clone() for each in data[part])
+
+    def balance(line):
+        data[part][at].numpy()[3] = 0 if data[part][at].numpy()[3].any() else 1
+
+    with pytest.raises(ConfigError, match=r"leave the examples as they are; balance has written"):
+        trained(**data, callbacks=[lambda line: line.clear(), balance])
+
+
+def test_a_callback_that_writes_to_the_weights_that_train_is_refused(trained, tmp_path):
+    class Linear(nn.Linear):
+        held: ClassVar = []
+
+        def forward(self, x):
+            self.held.append(self.weight)
+            return super().forward(x)
+
+    def restart(line):
+        for weight in Linear.held:
+            weight.data.zero_()
+
+    with pytest.raises(ConfigError, match="leave the weights as they are; restart has written"):
+        trained(nn.Sequential(nn.Flatten(), Linear(16, 3)), callbacks=[restart])
+    assert not [*tmp_path.rglob("checkpoint.pt")]  # from which a run without it would go on
 
 
 def test_what_torch_compile_wraps_trains_as_without_it(trained):

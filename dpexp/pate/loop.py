@@ -139,7 +139,7 @@ def teach(
     """
     pate = settings_of(parts)
     steps = pate.student_steps if len(lessons) else 0
-    require_rates(rates, parts.schedule, steps)
+    multiplier = require_rates(rates, parts.schedule, steps)
     due = {math.ceil(steps * k / EVALUATIONS) for k in range(1, EVALUATIONS + 1)}
 
     def evaluate_if_due() -> None:
@@ -160,7 +160,7 @@ def teach(
 
     evaluate_if_due()
     while state.step < steps:
-        set_rates(state.optimizer, rates, parts.schedule(state.step, steps))
+        set_rates(state.optimizer, rates, multiplier(state.step))
         state.loss += learn(
             parts, state.optimizer, lessons, seed, state.step, device, run.before_update
         )

@@ -10,7 +10,11 @@ import torch
 from torch import nn
 
 from dpexp.models.copies import copied
+from dpexp.training.schedules import Asked
 from dpexp.types import ConfigError
+
+ASKED = 1000
+"""About how many steps' shares are asked for before the first (ours), evenly spread."""
 
 
 class Averaging(Protocol):
@@ -101,10 +105,17 @@ class Averaged:
             model: before the first step, without hooks.
             averaging: how to average.
             num_steps: of the whole run.
+
+        Raises:
+            ConfigError: a share is not in [0, 1], or another one when it is asked for again.
         """
         self.model = copied(model)
         self.mass = 1.0
-        self._averaging, self._num_steps = averaging, num_steps
+        self._kind = type(averaging).__name__
+        self._keeps = Asked("averaging", averaging.keeps, num_steps)
+        for step in range(0, num_steps, max(1, num_steps // ASKED)):
+            self._kept(step)
+        self._keeps.again()
 
     def lose(self, steps: Iterable[int]) -> None:
         """Leave out the iterates of steps that are not in the weights, in their order."""
@@ -140,10 +151,10 @@ class Averaged:
         return [*self.model.parameters(), *self.model.buffers()]
 
     def _kept(self, step: int) -> float:
-        keeps = self._averaging.keeps(step, self._num_steps)
+        keeps = self._keeps(step)
         if not 0 <= keeps <= 1:  # of a rule of someone's own; the average would run away
             raise ConfigError(
                 f"Expected the old average's weight in [0, 1]; `keeps` of "
-                f"{type(self._averaging).__name__} gives {keeps} at step {step}. Correct it."
+                f"{self._kind} gives {keeps} at step {step}. Correct it."
             )
         return keeps

@@ -22,6 +22,7 @@ from dpexp.privacy.clipping import Clipping
 from dpexp.privacy.privatize import ClipCounts, ClippedSum
 from dpexp.privacy.seeds import generator, seed_default
 from dpexp.training.losses import BatchLosses
+from dpexp.training.probing.own_sets import in_parts, require_each
 from dpexp.training.returned import checked_blocks, checked_shapes, names_of, require_rows
 from dpexp.training.states import mapped
 from dpexp.training.unwritten import look_at, require_unwritten
@@ -220,8 +221,9 @@ class BatchSum:
         before = look_at(self._model, moved)
         weights = self._method.forward_weights(self.state)
         draws = self._draws(examples, step)
-        for some in examples.micro_batches(indices, micro_batch):
+        for some in in_parts(examples, indices, micro_batch):
             batch = examples.batch(some).to(self._ranks.device)
+            require_each(batch, len(some), type(examples).__name__)
             if self.augmentation is not None and draws is not None:
                 batch = self.augmentation.views(batch, draws[some.to(draws.device)])
             self._awaited = set(self._blocks)

@@ -92,6 +92,11 @@ def scores(model: nn.Module, examples: Any, device: torch.device, score: LossFn)
             batch = examples.batch(indices).to(device)
             outputs = model(batch.inputs)
             values = score(outputs, batch.targets)
+            if not torch.is_tensor(values):
+                raise ConfigError(
+                    f"Expected a score of each of {len(batch.targets)} examples as a tensor; the "
+                    f"task's gives one of type {type(values).__name__}. Compute it with torch."
+                )
             if values.shape != batch.targets.shape[:1]:  # a mean of a task of someone's own
                 raise ConfigError(
                     f"Expected a score of each of {len(batch.targets)} examples; the task's gives "

@@ -29,6 +29,7 @@ from dpexp.privacy.correlation import Banded
 from dpexp.privacy.privatize import require_full_precision, require_norms
 from dpexp.records import ANALYSIS, SCORES, Run
 from dpexp.training.averaging import Averaged
+from dpexp.training.callbacks import call_back
 from dpexp.training.gradient import PrivateGradient
 from dpexp.training.judging import judge
 from dpexp.training.ledger import open_ledger
@@ -38,7 +39,7 @@ from dpexp.training.numbers import check_checkpoint, check_numbers
 from dpexp.training.observation import Observers
 from dpexp.training.optimizers import check_optimizer, check_size, set_rates
 from dpexp.training.parts import Findings, Parts
-from dpexp.training.probing import check_loss, check_model, check_rule, check_views
+from dpexp.training.probing import check_examples, check_loss, check_model, check_rule, check_views
 from dpexp.training.returned import checked_declaration, checked_state
 from dpexp.training.run_logger import announce, metrics_line
 from dpexp.training.schedules import require_rates
@@ -92,7 +93,7 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
     check_size(optimizer, size_of_release(mechanism), first_weight(model).dtype)
     rates = [group["lr"] for group in optimizer.param_groups]
     steps = mechanism.num_steps
-    require_rates(rates, parts.schedule, steps)
+    multiplier = require_rates(rates, parts.schedule, steps)
     averaged = None
     if parts.averaging is not None:
         averaged = Averaged(model, parts.averaging, steps)
@@ -141,12 +142,12 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
                     run.log_evaluation(line, values, right)
                     observers.observe(state)
                     run.after_evaluation()
-                    for callback in parts.callbacks if ranks.is_first else ():
-                        callback(dict(line))
+                    if ranks.is_first:
+                        call_back(parts, state, line)
 
             evaluate_if_due()  # lost steps did not change the weights
             while state.step < steps:
-                set_rates(optimizer, rates, parts.schedule(state.step, steps))
+                set_rates(optimizer, rates, multiplier(state.step))
                 run.note(state.step + 1)
                 outcome = gradient(
                     state.method_state,
@@ -201,6 +202,8 @@ def evaluations(config: dict, mechanism: Mechanism) -> set[int]:
 def first_look(parts: Parts, device: torch.device) -> str | None:
     """Check model, loss, augmentation and clipping rule before the first step, on made-up examples.
 
+    Examples themselves are read where their set is of anyone's own making.
+
     Returns:
         A deviation for the certificate if the model cannot be checked; otherwise None.
 
@@ -209,6 +212,7 @@ def first_look(parts: Parts, device: torch.device) -> str | None:
     """
     require_full_precision(parts.model)  # what is complex or half has no gradients to compare
     trained = parts.method.trainable(parts.model)
+    check_examples(parts.task.train)
     check_loss(parts.task, parts.model, device)
     unchecked = None
     # Steps leave a model in its mode, which may be eval; losses alone are taken in eval mode.

@@ -211,6 +211,10 @@ class TrainState:
         """Mark weights and optimizer as changing until the next `snapshot`."""
         self._snapshot = None
 
+    def distrust(self) -> None:
+        """Leave nothing to return to, once something else than the run wrote to the weights."""
+        self._snapshot = None
+
     def roll_back(self) -> bool:
         """Return to the last snapshot; return whether weights and method's state agree with it.
 

@@ -56,6 +56,12 @@ def _kept_beside(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
             yield name, torch.view_as_real(each) if each.is_complex() else each
 
 
+@torch.no_grad()
+def content_of(tensors: Sequence[Tensor]) -> list[tuple[int, ...]]:
+    """Return a hash and two sums of each tensor that holds anything."""
+    return _content([each for each in tensors if each.numel()])
+
+
 def _content(tensors: Sequence[Tensor]) -> list[tuple[int, ...]]:
     if not tensors:
         return []

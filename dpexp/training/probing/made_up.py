@@ -108,11 +108,12 @@ def make_up(task: Any, model: nn.Module, device: torch.device, dtype: torch.dtyp
     else:
         inputs, third, lengths = _texts(longest, model, gen)
     count = len(inputs) + 1
+    shape = (count, *empty.targets.shape[1:])  # several numbers an example, of a task of one's own
     if empty.targets.is_floating_point():
-        targets = torch.randn(count, generator=gen)
+        targets = torch.randn(shape, generator=gen)
         targets[SAME] = targets[FIRST] + 1
     else:
-        targets = torch.randint(task.num_classes, (count,), generator=gen)
+        targets = torch.randint(task.num_classes, shape, generator=gen)
         targets[SAME] = (targets[FIRST] + 1) % task.num_classes
 
     def batch(some: Tensor, places: list[int]) -> Batch:

@@ -45,6 +45,9 @@ ROWS, EVERY, ODD = 160, 8, 12
 """Rows of a made-up batch; how far those lie apart that a loss also takes alone, and those that do
 not fit where most do (ours)."""
 
+MOST = 2**24
+"""Numbers of all views of a larger crowd (ours): 64 MB in float32."""
+
 SCALES = (0.1, 1.0, 10.0)
 """Of made-up outputs (ours): for a loss all are unsure, or all are sure."""
 
@@ -101,22 +104,25 @@ def _of_outputs(seen: Tensor, targets: Tensor, num_classes: int) -> Iterator[Bat
 
     Args:
         seen: outputs of a model, [n, ...].
-        targets: of its examples, for their dtype.
+        targets: of its examples, for their dtype, and how many numbers one has.
         num_classes: of the task.
     """
     gen = generator(0, "made-up/outputs", 0)
-    shape = (ROWS, *seen.shape[1:])
+    shape, whole = (ROWS, *seen.shape[1:]), (ROWS, *targets.shape[1:])
     scaled = [scale * torch.randn(shape, generator=gen).to(seen) for scale in SCALES]
     for outputs in (seen[torch.arange(ROWS) % len(seen)], *scaled):
         rows = outputs.flatten(1)
         if targets.is_floating_point():
-            drawn = torch.randn(ROWS, generator=gen).to(targets)
-            two, fitting = (drawn > 0).to(targets), rows[:, 0].to(targets)
+            drawn = torch.randn(whole, generator=gen).to(targets)
+            two = (drawn > 0).to(targets)
+            places = torch.arange(drawn[0].numel(), device=rows.device) % rows.shape[1]
+            fitting = rows[:, places].view(whole).to(targets)
         else:
-            drawn = torch.randint(num_classes, (ROWS,), generator=gen).to(targets)
-            two, fitting = drawn % 2, rows.argmax(1).to(targets) % num_classes
+            drawn = torch.randint(num_classes, whole, generator=gen).to(targets)
+            two, best = drawn % 2, rows.argmax(1).to(targets) % num_classes
+            fitting = best.view(ROWS, *[1] * (drawn.ndim - 1)).repeat(1, *drawn.shape[1:])
         fitting[::ODD] = drawn[::ODD]
-        same = drawn[:1].expand(ROWS)
+        same = drawn[:1].expand(whole)
         yield from (Batch(outputs, each) for each in (drawn, two, same, fitting))
 
 
@@ -125,6 +131,11 @@ def _slopes(loss: LossFn, batch: Batch, name: str) -> Tensor:
     """Return a loss's gradients of outputs, [n, ...]."""
     outputs = batch.inputs.detach().clone().requires_grad_()
     total = loss(outputs, batch.targets.clone())
+    if not torch.is_tensor(total):
+        raise ConfigError(
+            f"Expected a loss of one number as a tensor, the sum over a batch; {name} gives one of "
+            f"type {type(total).__name__}. Return the sum itself, not its float or item()."
+        )
     if total.numel() != 1:
         raise ConfigError(
             f"Expected a loss of one number, the sum over a batch; {name} gives numbers of shape "
@@ -158,6 +169,35 @@ def check_views(
             crowd = make_up(task, model, device, dtype).crowd
     except Exception:  # a model may reject synthetic inputs in any way; `check_model` says so
         return
+    crowds = [
+        crowd,
+        *(() if is_written_in(type(augmentation), "dpexp") else _larger(crowd, task, augmentation)),
+    ]
+    for place, each in enumerate(crowds):
+        _require_apart(augmentation, each, device, EVERY if place else 1)
+
+
+def _larger(crowd: Batch, task: Any, augmentation: Augmentation) -> Iterator[Batch]:
+    """Return the crowd over and over: with targets of all kinds, and with one target.
+
+    In a few examples no class is large.
+    """
+    size = augmentation.multiplicity * max(1, crowd.inputs[0].numel())
+    rows = min(ROWS, max(len(crowd), MOST // size))
+    gen, shape = generator(0, "made-up/targets", 0), (rows, *crowd.targets.shape[1:])
+    some = torch.arange(rows, device=crowd.inputs.device) % len(crowd)
+    if crowd.targets.is_floating_point():
+        drawn = torch.randn(shape, generator=gen)
+    else:
+        drawn = torch.randint(task.num_classes, shape, generator=gen)
+    drawn = drawn.to(crowd.targets)
+    yield from (Batch(crowd.inputs[some], each) for each in (drawn, drawn[:1].expand(shape)))
+
+
+def _require_apart(
+    augmentation: Augmentation, crowd: Batch, device: torch.device, every: int
+) -> None:
+    """Raise ConfigError if views of a crowd are others than of its examples, of every so many."""
     count, name, views = len(crowd), type(augmentation).__name__, augmentation.multiplicity
     draws = augmentation.draws(count, generator(0, "made-up/views", 0))
     with chance_kept([device] if device.type == "cuda" else []):
@@ -168,7 +208,7 @@ def check_views(
                 f"{name}; got {len(whole.inputs)} inputs and {len(whole)} targets, with "
                 f"views={whole.views}. Correct its `views`."
             )
-        for index in range(count):
+        for index in range(0, count, every):
             one = slice(index, index + 1)
             example = Batch(crowd.inputs[one], crowd.targets[one])
             alone = _views(augmentation, example, draws[one])
