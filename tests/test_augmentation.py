@@ -170,6 +170,18 @@ def test_the_micro_batch_changes_nothing_but_rounding(method, model, examples):
             torch.testing.assert_close(other.gradients[name], value, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.parametrize("views", [1, 3])
+def test_a_step_is_done_once_its_examples_are_however_many_views_they_have(views, model, examples):
+    """Of four examples at once, and twelve in all."""
+    method, parts = METHODS["dpsgd"](), []
+    augmentation, cpu = CropFlip(views, padding=1), Ranks(0, 1, torch.device("cpu"))
+    with PrivateGradient(
+        model, method, mechanism(method, model), cpu, 4, augmentation=augmentation
+    ) as gradient:
+        gradient(method.start(model), examples, 0, on_part=parts.append)
+    assert parts == [4 / N, 8 / N, 1]
+
+
 def test_one_example_moves_the_sum_by_the_clip_norm_at_most(model, examples):
     """Adjacent sets: an example's views do not depend on which others are drawn."""
     augmentation = CropFlip(multiplicity=3, padding=2)

@@ -412,13 +412,20 @@ def test_a_recipe_s_optimizer_and_one_that_is_chosen_are_one_run():
     assert records.run_id(CONFIGS.compose(chosen)) == records.run_id(CONFIGS.compose(words))
 
 
-OPTIONAL = sorted({path.parent.name for path in cli.CONF.glob("*/none.yaml")} - {"public"})
+OPTIONAL = sorted({path.parent.name for path in cli.CONF.glob("*/none.yaml")})
 
 
 @pytest.mark.parametrize("word", [*(f"{group}=none" for group in OPTIONAL), "clipping=flat"])
 def test_an_option_without_settings_is_as_no_choice(word):
     words = ["method=dpsgd", "task=digits", "model=linear", "profile=embedded", "eps=8"]
     assert cli.compose([*words, word]) == cli.compose(words)
+
+
+def test_public_none_is_a_choice_beside_a_method_that_takes_the_tasks_own_set():
+    """B-GEP, whose file begins with that of GEP."""
+    words = ["method=bgep", "task=digits", "profile=embedded", "eps=8"]
+    assert CONFIGS.compose(words)["public"]["name"] == "shapes"
+    assert CONFIGS.compose([*words, "public=none"])["public"]["name"] == "none"
 
 
 def test_an_option_without_settings_takes_an_experiments_choice_away():

@@ -235,6 +235,11 @@ def test_a_public_set_that_only_an_analysis_or_a_warm_start_takes_is_read():
         assert said_of(["method=dpsgd", *words], "public=shapes") == []
 
 
+def test_no_public_set_beside_a_method_without_one_is_nothing_to_tell_of():
+    """The run is that of no word, so nothing is to be left out for its id."""
+    assert said_of(["method=dpsgd"], "public=none") == []
+
+
 def test_of_several_runs_a_word_is_told_of_that_none_reads():
     words = ["public=shapes", "public.data_seed=1"]
     configs = [cli.compose([*BASE, method, *words]) for method in ("method=dpsgd", "method=dp_zo")]

@@ -340,6 +340,13 @@ class Other(Net):
         return self.out(x.flatten(1)) * self.scale + 1
 
 
+def test_words_for_no_choice_leave_the_run_as_it_is(trained):
+    """As a loop over runs with and without a choice says them."""
+    groups = ("averaging", "features", "holdout", "prompts", "public", "warm_start")
+    settings = dict.fromkeys(groups, "none") | {"clipping": "flat"}
+    assert trained(settings=settings, epochs=0.25).directory == trained(epochs=0.25).directory
+
+
 def test_memory_that_runs_out_anywhere_is_one_line(trained):
     with pytest.raises(ConfigError, match="Expected the run to fit in memory") as refused:
         trained(callbacks=[lambda line: torch.empty(2**60)])

@@ -131,7 +131,7 @@ def train(
             f"{reprlib.repr(settings)}. Set settings."
         )
     require_once([f"{key}={value}" for key, value in settings.items()])
-    for key in settings:
+    for key, value in settings.items():
         if argument := ARGUMENTS.get(str(key).lstrip("+")):
             raise ConfigError(
                 f"Expected {argument} as an argument of dpexp.train; got settings['{key}']. "
@@ -142,7 +142,7 @@ def train(
                 f"Expected {HANDED[key]} as an argument of dpexp.train; got settings['{key}'], a "
                 f"choice of run.py. Leave it out, or use dpexp.run."
             )
-        if str(key).lstrip("+").partition(".")[0] in BEFOREHAND:
+        if str(key).lstrip("+").partition(".")[0] in BEFOREHAND and str(value) != "none":
             raise ConfigError(
                 f"Expected model and inputs as the training begins with them; got "
                 f"settings['{key}'], by which run.py changes them first. Leave it out, or use "
@@ -202,9 +202,9 @@ def train(
         **({"++task.judged_on_training": True} if is_of_training else {}),
     }
     words = [f"method={method}"]
-    words += [] if _chooses("schedule", method) else ["schedule=constant"]
+    words += [] if own_methods.chooses(method, "schedule") else ["schedule=constant"]
     words += [] if optimizer is None else [f"optimizer={optimizer}"]
-    if "public" not in settings and _chooses("public", method):
+    if "public" not in settings and own_methods.chooses(method, "public"):
         words.append("public=none")  # else the task's own, which is none of conf/task
     if eps is None:
         words += ["noise=false", "clip=false"]
@@ -270,17 +270,6 @@ def _warn_of_idle(
     if clip_norm != 1:  # which is what it is without a word
         typed["privacy.clip_norm"] = f"clip_norm={clip_norm}"
     idle.warn_of(config, typed)
-
-
-def _chooses(part: str, method: str) -> bool:
-    """Return whether a method's file chooses a part, as compressive SGD does its schedule."""
-    entries = own_methods.method(str(method)).get("defaults", ())
-    return any(
-        any(str(group).endswith(f"/{part}") for group in entry)
-        if isinstance(entry, dict)
-        else _chooses(part, entry)  # another method's file, which this one begins with
-        for entry in entries
-    )
 
 
 def _require_no_public(settings: Mapping[str, Any], size: int, analyses: Mapping[str, Any]) -> None:

@@ -213,6 +213,8 @@ def _of_public(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     Beside a method of one's own that does not state it, a run says so once its data are known.
     """
     method = config["method"]
+    if "public" not in config:  # public=none, as without the word
+        return
     try:
         if not knows_public(config) or public_examples(config):
             return

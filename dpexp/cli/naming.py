@@ -1,4 +1,7 @@
-"""Say what a run's model is: a choice of conf/model by its name, all else by what it is."""
+"""Say what a run's model is: a choice of conf/model by its name, all else by what it is.
+
+What stands for no choice is taken out, so that a run has one id with and without the word.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Any, cast
 
 from omegaconf import OmegaConf
 
+from dpexp.cli import own_methods
 from dpexp.cli.building import DOORS, is_of_door
 from dpexp.cli.groups import CONF
 from dpexp.types import ConfigError
@@ -21,6 +25,9 @@ UNSAID = ("fix", "weight_standardization")
 REPLACING = ("_target_", "repo")
 """Settings of a model that make it another one."""
 
+NO_PUBLIC = {"_target_": "dpexp.data.public.none", "name": "none"}
+"""What public=none chooses, and public=auto of a task without a public set."""
+
 SHAPING = ("architecture", "layers", "depth", "width", "channels", "kernel", "stem_stride",
            "attention_heads", "feed_forward", "groups", "weight_standardization")  # fmt: skip
 """Settings of a model that give it another size."""
@@ -29,7 +36,8 @@ SHAPING = ("architecture", "layers", "depth", "width", "channels", "kernel", "st
 def named(config: dict[str, Any]) -> dict[str, Any]:
     """Return a resolved config whose model is named for what it is.
 
-    Words that stand for the model's own settings are taken out, as are settings that are not set.
+    Words that stand for the model's own settings are taken out, as are settings that are not set,
+    and public=none beside a method that has no public set without the word.
 
     Raises:
         ConfigError: for a model of one's own that is not named.
@@ -37,6 +45,11 @@ def named(config: dict[str, Any]) -> dict[str, Any]:
     model = config.get("model")
     if not isinstance(model, Mapping):
         return config  # refused by whoever reads it
+    method = config.get("method")
+    if config.get("public") == NO_PUBLIC and isinstance(method, Mapping):
+        name = str(method.get("name"))
+        if own_methods.method(name) and not own_methods.chooses(name, "public"):
+            config = {key: value for key, value in config.items() if key != "public"}
     if is_of_door(model):
         config = {key: value for key, value in config.items() if key not in WORDS}
         _require_key(model)
@@ -46,7 +59,6 @@ def named(config: dict[str, Any]) -> dict[str, Any]:
         if not (key in UNSAID and (value is None or value is False))
     }
     config = {**config, "model": {**kept, "name": _name(model)}}
-    method = config.get("method")
     if isinstance(method, Mapping):
         of_ours = str(method.get("_target_", "")).startswith("dpexp.methods.")
         idle = {"freeze"} if method.get("freeze", ...) is None else set()

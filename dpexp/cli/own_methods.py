@@ -35,6 +35,22 @@ def method(name: str) -> dict[str, Any]:
     return next(map(_contents, paths), {})
 
 
+def chooses(name: str, part: str) -> bool:
+    """Return whether a method's file chooses a part, as compressive SGD's does the schedule.
+
+    Args:
+        name: of one of dpexp's method files; any other chooses nothing.
+        part: a config group, as "public".
+    """
+    entries = method(name).get("defaults", ())
+    return any(
+        any(str(group).endswith(f"/{part}") for group in entry)
+        if isinstance(entry, dict)
+        else chooses(entry, part)  # another method's file, which this one begins with
+        for entry in entries
+    )
+
+
 def _contents(path: Path) -> dict[str, Any]:
     return yaml.load(path.read_text(encoding="utf-8"), SafeLoader) or {}
 

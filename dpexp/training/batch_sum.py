@@ -235,7 +235,7 @@ class BatchSum:
             require_rows(self._sum.rows, len(some))
             self._sum.close_micro_batch(len(some))
             total += loss
-            done += len(batch)
+            done += len(some)
             on_part(done / len(indices))
         require_unwritten(before, self._model, moved)
         return total
