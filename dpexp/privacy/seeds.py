@@ -46,6 +46,7 @@ AXES = {
     "influence": "dpexp.attacks.influence",
     "made-up": "dpexp.training.probing.made_up",
     "made-up/views": "dpexp.training.probing.options",
+    "made-up/targets": "dpexp.training.probing.options",
     "made-up/outputs": "dpexp.training.probing.options",
     "made-up/norms": "dpexp.training.probing.options",
     "probe": "dpexp.training.probing.draws",
