@@ -43,7 +43,7 @@ def test_a_run_that_holds_says_what_was_recomputed_and_what_was_not_checked(run_
     assert out.startswith(f"{run_dir}: pass: epsilon 3.9") and "of 4 by PLD" in out
     checked, rest = out.splitlines()
     assert rest.startswith(f"{run_dir}: not checked: ") and "wall_s" in rest and not err
-    assert "weights_sha256" not in rest
+    assert "weights_sha256" not in rest and "not checked: config.yaml: that the run had" in rest
     assert "accuracy" not in rest and "older record" not in rest
     assert rest.endswith("; what is beside the record: released.jsonl")
 
