@@ -41,6 +41,9 @@ class Failing:
     def __init__(self, whole, name, fail):
         self._whole, self._name, self._fail = whole, name, fail
 
+    def __len__(self):
+        return len(self._whole)
+
     def __getattr__(self, name):
         found = getattr(self._whole, name)
         if name != self._name:
