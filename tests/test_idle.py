@@ -60,6 +60,11 @@ IDLE = [
     (["method=dpsgd"], "wandb.project=mine", "wandb.mode=disabled"),
     ([*ONE_LAYER, "method.kappa=null", *NO_NOISE], "method.bound=example", "noise=false"),
     (["method=dp_zo", *NO_NOISE], "method.noise=laplace", "noise=false"),
+    (
+        ["method=dp_zo", "method.directions=2", "clip=false", *NO_NOISE],
+        "method.noise=laplace",
+        "noise=false",
+    ),
     ([*GEP, "clip=false", *NO_NOISE], "method.residual_clip=9", "noise=false and clip=false"),
     (
         ["method=dpsgd", "averaging=ema", "averaging.decay=0.1"],

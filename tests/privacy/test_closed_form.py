@@ -2,6 +2,7 @@
 
 import math
 
+import mpmath
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
@@ -77,6 +78,18 @@ def test_noise_of_whole_batches_and_of_a_single_step_spends_the_budget(q, steps,
     found = prv_epsilon(q, sigma, steps, delta)
     assert target * (1 - TOLERANCE) <= found <= target
     assert integrated_delta(q, sigma, steps, found) == pytest.approx(delta, rel=1e-3)
+
+
+@pytest.mark.parametrize("power", range(-16, -10))
+def test_rounding_never_makes_a_closed_epsilon_smaller(power):
+    """Terms of 1/2 differ by as little as their rounding; recomputed with 60 digits."""
+    with mpmath.workdps(60):
+        for sigma in np.geomspace(1e2, 1e6, 30):
+            delta = float(10.0**power)
+            epsilon = mpmath.mpf(closed_epsilon(1.0, float(sigma), 1, delta))
+            mu = 1 / mpmath.mpf(float(sigma))
+            near, far = (mpmath.ncdf(sign * mu / 2 - epsilon / mu) for sign in (1, -1))
+            assert near - mpmath.exp(epsilon) * far <= delta
 
 
 def test_a_delta_above_the_sampling_rate_takes_no_epsilon():
