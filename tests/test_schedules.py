@@ -1,5 +1,7 @@
 """What multiplies the learning rate."""
 
+import math
+
 import pytest
 
 from dpexp.training.schedules import InverseRoot, Milestones, require_rates
@@ -31,6 +33,14 @@ def test_a_schedule_that_counts_its_calls_is_refused_before_the_first_step():
     said = "schedule to follow from the step .*; Plateau gives 0.99 at step 0, and 0.9135"
     with pytest.raises(ConfigError, match=said):
         require_rates([0.1], Plateau(), 8)
+
+
+def test_a_schedule_that_gives_nan_later_is_refused_there():
+    later = []
+    multiplier = require_rates([0.1], lambda step, num_steps: math.nan if later else 1.0, 8)
+    later.append(1)
+    with pytest.raises(ConfigError, match="<lambda> gives 1 at step 2, and nan when it is asked"):
+        multiplier(2)
 
 
 def test_a_schedule_that_follows_the_loss_is_refused_at_the_step_where_it_shows():

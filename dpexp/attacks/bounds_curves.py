@@ -12,7 +12,9 @@ from collections.abc import Callable
 
 import numpy as np
 from scipy.optimize import brentq
-from scipy.special import log_ndtr, ndtr, ndtri
+from scipy.special import ndtr, ndtri
+
+from dpexp.privacy.closed_form import gaussian_delta
 
 Curve = Callable[[float], float]
 
@@ -40,8 +42,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     """
 
     def excess(epsilon: float) -> float:
-        second = math.exp(epsilon + float(log_ndtr(-epsilon / mu - mu / 2)))
-        return float(ndtr(-epsilon / mu + mu / 2)) - second - delta
+        return gaussian_delta(mu, epsilon)[0] - delta
 
     if mu == 0 or excess(0.0) <= 0:
         return 0.0

@@ -56,7 +56,7 @@ def closed_epsilon(q: float, sigma: float, steps: int, delta: float) -> float:
     mu = math.sqrt(steps) / sigma
 
     def fits(epsilon: float) -> bool:
-        found, error = _delta(mu, _of_the_drawn(epsilon, q))
+        found, error = gaussian_delta(mu, _of_the_drawn(epsilon, q))
         return q * (found + error) <= delta
 
     if fits(0.0):
@@ -93,15 +93,20 @@ def limit_multiplier(q: float, steps: int, delta: float, epsilon: float) -> floa
     low, high = 1e-12, 1e6  # delta rises with mu
     for _ in range(80):
         middle = math.sqrt(low * high)
-        if _delta(middle, epsilon)[0] > delta:
+        if gaussian_delta(middle, epsilon)[0] > delta:
             high = middle
         else:
             low = middle
     return 1 / math.sqrt(math.log1p(low**2 / (q**2 * steps)))
 
 
-def _delta(mu: float, epsilon: float) -> tuple[float, float]:
-    """Return the delta of sensitivity mu and unit noise, and a bound on its rounding error."""
+def gaussian_delta(mu: float, epsilon: float) -> tuple[float, float]:
+    """Return the delta of sensitivity mu and unit noise, and a bound on its rounding error.
+
+    Args:
+        mu: > 0.
+        epsilon: >= 0.
+    """
     tail = float(log_ndtr(-mu / 2 - epsilon / mu))
     first = float(ndtr(mu / 2 - epsilon / mu))
     second = math.exp(min(epsilon + tail, 0.0))

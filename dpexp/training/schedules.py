@@ -98,7 +98,7 @@ class Asked:
         if not self._is_asked:  # a long run would add a million more
             self._given[step] = number
         before = self._given.get(step, number)
-        if number != before and not math.isnan(number):
+        if number != before and not (math.isnan(number) and math.isnan(before)):
             kind = getattr(self._rule, "__name__", type(self._rule).__name__)
             raise ConfigError(
                 f"Expected {self._name} to follow from the step and the number of steps alone; "
