@@ -340,7 +340,14 @@ def by_class_size(batch):
     return replace(batch, inputs=batch.inputs / sizes.view(-1, 1, 1, 1))
 
 
+def with_a_mean_at_the_end(batch):
+    inputs = batch.inputs.clone()
+    inputs[-1] = inputs.mean(0)
+    return replace(batch, inputs=inputs)
+
+
 OTHERS = {
+    "a mean at the end": with_a_mean_at_the_end,
     "as they are": lambda batch: batch,
     "centred": centred,
     "by class size": by_class_size,
@@ -361,6 +368,7 @@ def own(kind, change, train):
     ("change", "said"),
     [
         ("centred", "keeps examples apart; of Own an example changes"),
+        ("a mean at the end", "keeps examples apart; of Own an example changes"),
         ("by class size", "keeps examples apart; of Own an example changes"),
         ("the next one's target", "keeps examples apart; of Own an example changes"),
         ("noisy", "stay as they are; Own gives others when the same are read again"),

@@ -153,6 +153,17 @@ class Broken(Plain):
             weight.div_(weight.grad - weight.grad)
 
 
+class Later(Plain):
+    """Divides by how far the gradient is from the former ones' mean: not at the first step."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for weight in self.param_groups[0]["params"]:
+            mean = self.memory(weight)
+            weight.sub_((weight.grad - mean) / (weight.grad - mean))
+            mean.copy_(weight.grad)
+
+
 class Patient(Plain):
     """Adds up eight gradients a step, by the weight's own norm: zeros stay."""
 
@@ -175,6 +186,8 @@ def test_an_optimizer_that_moves_nothing_or_makes_nan_is_told_of(recwarn):
         check_optimizer(Still(weights, lr=0.1))
     with pytest.raises(ConfigError, match="Broken does not .its step 1 on ones gives NaN"):
         check_optimizer(Broken(weights, lr=0.1))
+    with pytest.raises(ConfigError, match="Later does not .its step 2 on ones gives NaN"):
+        check_optimizer(Later(weights, lr=0.1))
 
 
 class Drawing(Plain):

@@ -76,10 +76,9 @@ def _require_moves(optimizer: torch.optim.Optimizer, setting: str) -> None:
                 except Exception:  # told of by `_require_kept`
                     return
                 moved = torch.stack([weight.detach() - start for weight in _weights(like)])
-                if start and not moved.isfinite().all():
+                if start and (moved.isnan() if taken else ~moved.isfinite()).any():
                     raise _refused(kind, f"its step {taken + 1} on ones gives NaN or inf", setting)
-                if has_moved := has_moved or bool(moved.any()):
-                    break
+                has_moved = has_moved or bool(moved.any())
     if not has_moved:
         warn_caller(
             f"{kind.__name__} moves no weight in {MOVES} steps along a gradient of ones: training "

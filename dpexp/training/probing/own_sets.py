@@ -23,7 +23,7 @@ ROWS, EVERY = 160, 16
 
 
 def check_examples(examples: Any) -> None:
-    """Compare examples that are read together with each by itself, and with another reading.
+    """Compare examples that are read together with each by itself, and with other readings.
 
     The suite's own sets are known to keep examples apart. Of others, training examples are read.
 
@@ -45,11 +45,10 @@ def check_examples(examples: Any) -> None:
                 "same are read again. Draw at random in an augmentation, whose draws are given to "
                 "it, and let `batch` read alone."
             )
-        for at in range(0, len(some), EVERY):
-            alone = _read(examples, some[at : at + 1], name)
-            if not all(
-                _are_alike(a[:1], b[at : at + 1]) for a, b in zip(alone, whole, strict=True)
-            ):
+        every = torch.arange(len(some))
+        for rows in (every.flip(0), every[::2], *every[::EVERY].split(1)):
+            others = _read(examples, some[rows], name)
+            if not all(_are_alike(a, b[rows]) for a, b in zip(others, whole, strict=True)):
                 raise ConfigError(
                     f"Expected a training set that keeps examples apart; of {name} an example "
                     "changes with the others that `batch` reads beside it, so no one example's "
