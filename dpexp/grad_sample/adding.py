@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from dpexp.grad_sample.composed import inputs_within, is_composed
 from dpexp.grad_sample.hooking import Hooked
-from dpexp.grad_sample.rules import FormedGrads, GroupedGrads, SummedGrads, alone
-from dpexp.types import LayerGrads
+from dpexp.grad_sample.parametrized import gradients_behind
+from dpexp.grad_sample.rules import (
+    FormedGrads,
+    GroupedGrads,
+    SummedGrads,
+    alone,
+    layer_grads_of,
+)
+from dpexp.types import LayerGrads, full_name
 
 
 class Adding:
@@ -101,6 +109,41 @@ class Adding:
             owner, _, own = full.rpartition(".")
             parts = tuple(self._parts.pop(full))
             self._on_layer(owner, SummedGrads(parts, (own,)))
+
+
+def gradients_by_rule(
+    name: str, hooked: Hooked, x: Tensor, dh: Tensor, rows: int
+) -> Iterator[tuple[str, LayerGrads, dict[str, str]]]:
+    """Yield the gradients of each layer whose parameters a hooked module reads, by their rules.
+
+    Args:
+        name: of the module in the model.
+        hooked: it; a rule holds for all of its parameters that train.
+        x: its input, [n, ...].
+        dh: the gradient at its output, [n, ...].
+        rows: of x and dh that are one example's, one after another.
+
+    Yields:
+        The layer's name in the model, its gradients, and those that train of its parameters' names
+        with the model's names.
+    """
+    module = hooked.module
+
+    def wanted(place: str, own: Iterable[str]) -> dict[str, str]:
+        names = {each: full_name(place, each) for each in own}
+        return {each: hooked.names[at] for each, at in names.items() if at in hooked.names}
+
+    if is_composed(module):
+        for part, (inner, at_output) in inputs_within(module, x, dh).items():
+            layer = module.get_submodule(part)
+            grads = layer_grads_of(full_name(name, part), layer, inner, at_output, rows)
+            yield full_name(hooked.owner, part), grads, wanted(part, grads.parameters)
+        return
+    grads = layer_grads_of(name, module, x, dh, rows)
+    yield hooked.owner, grads, wanted("", grads.parameters)
+    for place, behind in gradients_behind(module, grads):
+        each = formed({own: one.materialize() for own, one in behind.items()}, views=1)
+        yield full_name(hooked.owner, place), each, wanted(place, behind)
 
 
 def formed(gradients: dict[str, Tensor], views: int) -> LayerGrads:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dpexp.grad_sample.attention import OWN, is_taken_apart, parts_of
+from dpexp.grad_sample.composed import is_composed
 from dpexp.grad_sample.freezing import trains
 from dpexp.grad_sample.modules import WHOLE
 from dpexp.grad_sample.rules import parameters_with_a_rule
@@ -183,7 +184,7 @@ def _unit_of(parameter: str, modules: dict[str, nn.Module]) -> str:
     path = parameter.split(".")[:-1]
     for depth in range(len(path) + 1):
         module = modules[".".join(path[:depth])]
-        if isinstance(module, WHOLE) and not is_taken_apart(module):
+        if is_composed(module) or (isinstance(module, WHOLE) and not is_taken_apart(module)):
             return ".".join(path[:depth])
     owner = ".".join(path)
     return owner.partition(PARAMETRIZED)[0] if PARAMETRIZED in f"{owner}." else owner

@@ -16,11 +16,12 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from dpexp.grad_sample.composed import parts_within
 from dpexp.grad_sample.parametrized import kind_of, made_weights, names_behind
 from dpexp.grad_sample.per_example import FactoredGrads, MaterializedGrads
 from dpexp.grad_sample.repeated import RowRule, repeated
 from dpexp.imported import is_written_in
-from dpexp.types import ConfigError, LayerGrads, PerExampleGrads, one_line
+from dpexp.types import ConfigError, LayerGrads, PerExampleGrads, full_name, one_line
 
 Rule = Callable[[Any, Tensor, Tensor], LayerGrads | Mapping[str, Tensor]]
 """Maps a layer, its input [n, ...] and the gradient at its output [n, ...] to gradients [n, ...] of
@@ -106,8 +107,11 @@ def has_foreign_rule(layer: nn.Module) -> bool:
 def parameters_with_a_rule(layer: nn.Module) -> tuple[str, ...]:
     """Return which of a layer's parameters a rule covers; () where its type has none.
 
-    They are the layer's own, and those of which its weights are made (`parametrized`).
+    They are the layer's own, and those of which its weights are made (`parametrized`, `composed`).
     """
+    if parts := parts_within(layer):
+        within = {part: parameters_with_a_rule(layer.get_submodule(part)) for part in parts}
+        return tuple(full_name(part, own) for part, names in within.items() for own in names)
     found = _RULES.get(kind_of(layer))
     if found is None or not found.fits(layer):
         return ()

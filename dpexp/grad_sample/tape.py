@@ -12,15 +12,13 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
-from dpexp.grad_sample.adding import Adding, formed, single
+from dpexp.grad_sample.adding import Adding, formed, gradients_by_rule, single
 from dpexp.grad_sample.attention import Attentions
 from dpexp.grad_sample.freezing import freeze, thaw
 from dpexp.grad_sample.graph import Before, Boundary, Start, keep, read, standing_alone
 from dpexp.grad_sample.hooking import hooked_layers, is_untried, taken_apart
 from dpexp.grad_sample.modules import fingerprint, flattened, gradients_of
-from dpexp.grad_sample.parametrized import gradients_behind
 from dpexp.grad_sample.reading import Readings
-from dpexp.grad_sample.rules import layer_grads_of
 from dpexp.grad_sample.shared_inputs import (
     axis_of,
     is_for_all,
@@ -357,14 +355,9 @@ class Tape:
                 "choose among its outputs."
             )
         self._awaited.discard(name)
-        layer_grads = layer_grads_of(name, hooked.module, x, single(dh), rows * self._views)
-        wanted = {own: hooked.names[own] for own in layer_grads.parameters if own in hooked.names}
-        self._adding.take(hooked.owner, layer_grads, wanted, self._uses[name])
-        for place, behind in gradients_behind(hooked.module, layer_grads):
-            grads = formed({own: each.materialize() for own, each in behind.items()}, views=1)
-            wanted = {own: hooked.names[f"{place}.{own}"] for own in behind
-                      if f"{place}.{own}" in hooked.names}  # fmt: skip
-            self._adding.take(full_name(hooked.owner, place), grads, wanted, self._uses[name])
+        parts = gradients_by_rule(name, hooked, x, single(dh), rows * self._views)
+        for layer, grads, wanted in parts:
+            self._adding.take(layer, grads, wanted, self._uses[name])
 
     def _after_modules_backward(self, use: Use, spec: Any, gradients: tuple[Tensor, ...]) -> None:
         name, hooked = use.name, self._layers[use.name]

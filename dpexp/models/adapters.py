@@ -8,8 +8,10 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dpexp.grad_sample.composed import composed
 from dpexp.models import low_rank
 from dpexp.models.copies import copied
 from dpexp.models.matrices import matrix_parameters
@@ -19,6 +21,9 @@ from dpexp.types import ConfigError, full_name
 
 class Adapted(nn.Module):
     """A frozen layer and its adapter: W x + s B A x.
+
+    A convolution computes (W + s B A) x, one convolution in place of three: its images are large
+    beside its kernels.
 
     B is zero at first, so that the model is what it was. A is drawn by Xavier's normal (Yu et al.
     2022, their code).
@@ -63,6 +68,11 @@ class Adapted(nn.Module):
         nn.init.zeros_(self.lora_B.weight)
 
     @property
+    def is_merging(self) -> bool:
+        """Return whether it computes with the weight that has the adapter in it."""
+        return isinstance(self.base_layer, nn.Conv2d)
+
+    @property
     def weight(self) -> Tensor:
         """Return the layer's weight with the adapter in it, for modules that read it."""
         a, b = self.lora_A.weight.flatten(1), self.lora_B.weight.flatten(1)
@@ -83,6 +93,8 @@ class Adapted(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map inputs as the layer does, and add the adapter's output."""
+        if self.is_merging:
+            return self.base_layer._conv_forward(x, self.weight, self.base_layer.bias)
         inner = self.lora_A(x)
         inner = inner if self.scale == 1 else self.scale * inner  # B(s A x): the smaller tensor
         return self.base_layer(x) + self.lora_B(inner)
@@ -92,6 +104,16 @@ class Adapted(nn.Module):
         """Return the layer with the adapter in its weight; the module itself is used up."""
         self.base_layer.weight.copy_(self.weight)
         return self.base_layer
+
+
+@composed(Adapted, ("lora_A", "lora_B"), fits=lambda layer: layer.is_merging)
+def _within(layer: Adapted, x: Tensor, dh: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return what A and B read, and the gradients at what they return: of s A x, and s B^T dh."""
+    inner = layer.lora_A(x)
+    back = F.conv2d(dh, layer.lora_B.weight.transpose(0, 1))
+    if layer.scale != 1:
+        inner, back = layer.scale * inner, layer.scale * back
+    return {"lora_A": (x, back), "lora_B": (inner, dh)}
 
 
 def is_adaptable(layer: nn.Module) -> bool:

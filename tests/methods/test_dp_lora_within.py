@@ -1,4 +1,4 @@
-"""DP-LoRA's adapters within a weight: the layer's rule gives their gradients, as autograd does."""
+"""DP-LoRA's adapters that are in the weight a layer computes with: rules give their gradients."""
 
 import pytest
 import torch
@@ -16,9 +16,9 @@ CLIP_NORM = 0.7
 
 
 class Twice(nn.Module):
-    def __init__(self):
+    def __init__(self, groups=4):
         super().__init__()
-        self.conv = nn.Conv2d(4, 4, 3, padding=1, groups=4)
+        self.conv = nn.Conv2d(4, 4, 3, padding=1, groups=groups)
 
     def forward(self, x):
         return self.conv(torch.tanh(self.conv(x)))
@@ -35,6 +35,9 @@ def hooked():
 
 
 LAYERS = {
+    "plain": (lambda: nn.Conv2d(4, 6, (3, 2), stride=(2, 1), padding=(0, 1), dilation=2), True),
+    "plain, padded by a word": (lambda: nn.Conv2d(4, 6, (4, 3), padding="same", bias=False), True),
+    "plain, called twice": (lambda: Twice(groups=1), True),
     "groups": (lambda: nn.Conv2d(4, 6, 3, groups=2, stride=2, padding=1), True),
     "depthwise": (lambda: nn.Conv2d(4, 4, 5, groups=4, padding=2), True),
     "several outputs a channel": (lambda: nn.Conv2d(4, 12, (3, 2), groups=4, bias=False), True),
@@ -48,6 +51,7 @@ LAYERS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 @pytest.mark.parametrize("kind", LAYERS)
 @pytest.mark.parametrize("alpha", [2.0, 5.0])
 def test_adapters_within_a_weight_have_autograds_gradients(kind, alpha):
@@ -72,9 +76,11 @@ def test_adapters_within_a_weight_have_autograds_gradients(kind, alpha):
         torch.testing.assert_close(total, clipped[key.parameter].sum(0), rtol=1e-6, atol=1e-9)
 
 
-def test_views_of_an_example_add_up():
+@pytest.mark.parametrize("groups", [1, 4])
+def test_views_of_an_example_add_up(groups):
     torch.manual_seed(4)
-    model = nn.Sequential(nn.Conv2d(4, 4, 3, groups=4), nn.Flatten(), nn.Linear(36, 2)).double()
+    convolution = nn.Conv2d(4, 4, 3, groups=groups)
+    model = nn.Sequential(convolution, nn.Flatten(), nn.Linear(36, 2)).double()
     model = DPLoRA(2, 3.0, "*", "2").adapt(model)
     names = adapter_parameters(model)
     for name in names:
