@@ -121,7 +121,7 @@ def _encoder(model: dict[str, Any]) -> dict[str, Any]:
         raise ConfigError(f"No shape is known for {model['repo']}; a plan can't tell its cost.")
     architecture, layers, width, heads, feed_forward = ENCODERS[model["repo"]]
     kept = ("name", "pooling", "feature_norm", "head_std", "head_layers", "dropout", "precision",
-            "checkpointing")  # fmt: skip
+            "checkpointing", "attention")  # fmt: skip
     return {
         "_target_": "dpexp.models.language.from_scratch",
         **{key: model[key] for key in kept},

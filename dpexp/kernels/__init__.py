@@ -1,7 +1,8 @@
-"""Faster float32 arithmetic on a CPU, for large matrices and for channels-last images.
+"""Faster arithmetic on a CPU, for large matrices, channels-last images and short texts.
 
 Within `fast_kernels` large matrices are multiplied by another of torch's libraries where its own is
-slow, and 3 x 3 convolutions of images take fewer multiplications.
+slow, 3 x 3 convolutions of images take fewer multiplications, and gradients of attention in half
+precision are products of many heads at once.
 
 Convolutions, per-example kernel gradients and GroupNorm are C kernels, since torch's libraries use
 only a small part of a processor's speed for the latter two (docs/decisions/speed.md, "Kernels of
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from dpexp.kernels.compiled import compiled, prepare, would_take
+from dpexp.kernels.half_attention import attention_by_products
 from dpexp.kernels.kernel_gradients import (
     SLOWNESS,
     are_taken,
@@ -28,6 +30,7 @@ from dpexp.kernels.winograd import by_winograd, directly
 __all__ = [
     "SLOWNESS",
     "are_taken",
+    "attention_by_products",
     "by_onednn",
     "by_winograd",
     "compiled",
@@ -44,6 +47,6 @@ __all__ = [
 
 @contextmanager
 def fast_kernels() -> Iterator[None]:
-    """Take `by_onednn` and `by_winograd` within the context, which is also a decorator."""
-    with by_onednn(), by_winograd():
+    """Take all of them within the context, which is also a decorator."""
+    with by_onednn(), by_winograd(), attention_by_products():
         yield

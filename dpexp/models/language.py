@@ -339,6 +339,7 @@ def from_scratch(
     checkpointing: bool,
     num_classes: int,
     max_length: int,
+    attention: str = "sdpa",
 ) -> TextClassifier:
     """Build an encoder of any shape with random weights.
 
@@ -358,11 +359,13 @@ def from_scratch(
         checkpointing: see `TextClassifier`.
         num_classes: outputs.
         max_length: tokens of the longest text.
+        attention: see `pretrained`.
 
     Raises:
         ConfigError: for a value outside its range.
     """
     require_word("model.architecture", architecture, ARCHITECTURES)
+    require_word("model.attention", attention, ATTENTIONS)
     sizes = {"layers": layers, "width": width, "attention_heads": attention_heads}
     for name, size in (sizes | {"feed_forward": feed_forward, "vocabulary": vocabulary}).items():
         if size < 1:
@@ -384,7 +387,7 @@ def from_scratch(
         hidden_dropout_prob=dropout,
         attention_probs_dropout_prob=dropout,
     )
-    encoder = transformers.AutoModel.from_config(config, attn_implementation="sdpa")
+    encoder = transformers.AutoModel.from_config(config, attn_implementation=attention)
     encoder.pooler = None
     return TextClassifier(
         encoder,

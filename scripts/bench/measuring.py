@@ -19,6 +19,7 @@ import torch
 from dpexp.distributed import memory
 from dpexp.distributed.ranks import choose_device
 from dpexp.kernels import compiled
+from dpexp.models.precision import resolve
 from dpexp.records import describe_device, git_commit, versions, write_atomically
 from dpexp.types import ConfigError
 from scripts.bench import convolutions, gep, language, recipes, runs, vision
@@ -161,9 +162,10 @@ def preface(rounds: int, device: torch.device) -> str:
     )
 
 
-def markdown(table: pd.DataFrame, case: Case, batch: int) -> str:
+def markdown(table: pd.DataFrame, case: Case, batch: int, device: torch.device) -> str:
     """Write a case's table for people."""
-    lines = [f"# One step of {case.title}, batch {batch}, float32", ""]
+    precision = resolve(case.precision, device)
+    lines = [f"# One step of {case.title}, batch {batch}, {precision}", ""]
     lines += [case.notes, ""] if case.notes else []
     lines += [
         "| step | time | middle half | of which once a batch | goal | peak memory | goal |",
@@ -257,7 +259,7 @@ def run(arguments: argparse.Namespace) -> None:
         if only in (None, kind):
             batch = arguments.batch or case.batch
             table = measure(kind, batch, rounds, device)
-            text = f"{preface(rounds, device)}\n{markdown(table, case, batch)}"
+            text = f"{preface(rounds, device)}\n{markdown(table, case, batch, device)}"
             write(kind, table, text)
     if only in (None, "gep"):
         table = gep.measure(device, rounds=3)

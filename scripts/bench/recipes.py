@@ -107,4 +107,5 @@ TEXTS = Case(
     build=partial(steps, "sst2-eps8"),
     batch=32,
     notes=NOTES,
+    precision="auto",
 )

@@ -56,6 +56,7 @@ class Case:
         batch: how many examples, unless the command line says.
         goals: of the unit, on a CPU: time and memory, by step.
         notes: what a reader should know besides.
+        precision: "float32", "bfloat16", or "auto" for which of both the device has units for.
     """
 
     title: str
@@ -63,6 +64,7 @@ class Case:
     batch: int
     goals: Mapping[str, tuple[float | None, float | None]] = field(default_factory=dict)
     notes: str = ""
+    precision: str = "float32"
 
 
 def whole(examples: Any) -> Batch:
