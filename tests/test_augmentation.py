@@ -414,6 +414,37 @@ def test_a_set_of_ones_own_that_keeps_examples_apart_passes(digits):
     assert [len(part) for part in in_parts(held, torch.arange(20), 7)] == [7, 7, 6]
 
 
+class Split(Own):
+    """Splits any draw, so that one of nobody has a part of nobody."""
+
+    def micro_batches(self, indices, size):
+        return indices.split(size)
+
+
+def test_a_draw_of_nobody_reads_nobody_of_a_set_of_ones_own(digits):
+    held = own(Split, "as they are", digits.task.train)
+    assert [*in_parts(held, torch.arange(0), 7)] == []
+    assert [len(part) for part in in_parts(held, torch.arange(9), 7)] == [7, 2]
+
+
+class Trimmed(Examples):
+    """Pads texts to the longest that is read beside them, as a loader of one's own may."""
+
+    def batch(self, indices):
+        batch = super().batch(indices)
+        longest = int(batch.inputs[:, 1].sum(1).max())
+        return replace(batch, inputs=batch.inputs[..., :longest])
+
+
+def test_a_set_of_ones_own_may_pad_texts_to_the_longest_beside_them(recwarn):
+    texts = built("task=sentiment", "task.dataset_size=50", "task.test_size=20", "batch_size=10")
+    whole = texts.task.train.batch(torch.arange(50))
+    held = Trimmed(whole.inputs, whole.targets)
+    assert held.batch(torch.arange(1)).inputs.shape != held.batch(torch.arange(50)).inputs.shape
+    first_look(replace(texts, task=replace(texts.task, train=held)), torch.device("cpu"))
+    assert not recwarn  # the model was tried, though the set cannot read nobody
+
+
 # Mistakes
 
 

@@ -91,12 +91,12 @@ def in_parts(examples: Any, indices: Tensor, size: int) -> Iterable[Tensor]:
         size: examples at once, >= 1.
 
     Raises:
-        ConfigError: an index is there twice, or not at all.
+        ConfigError: an index is there twice, or not at all. (Parts without any are left out.)
     """
     parts = examples.micro_batches(indices, size)
     if is_written_in(type(examples), "dpexp"):
         return parts
-    parts = [*parts]
+    parts = [part for part in parts if len(part)]  # `split` makes one of nobody
     named = torch.cat([part.cpu() for part in parts]) if parts else indices.new_empty(0).cpu()
     if not torch.equal(named.sort().values, indices.cpu().sort().values):
         raise ConfigError(
