@@ -36,8 +36,8 @@ LEAST = 1e-40
 """A float32 too small for a full mantissa; torch.set_flush_denormal has it taken as 0."""
 
 OTHER_DATA = (
-    "Expected to go on with the data the run began with; their fingerprints differ. Point "
-    "data_root to the former data, or remove the run's directory."
+    "Expected to go on with the data the run began with; their fingerprints differ. Put the former "
+    "data back, or point data or data_root to them, or remove the run's directory."
 )
 
 
