@@ -10,7 +10,7 @@ import dpexp
 from dpexp import cli
 from dpexp.cli.verify import verify
 from dpexp.grad_sample.per_example import MaterializedGrads
-from dpexp.privacy.clipping import Flat, Normalize, PerLayer, bounds_of, require_groups
+from dpexp.privacy.clipping import Flat, Normalize, PerLayer, bounds_of, groups_of, require_groups
 from dpexp.privacy.privatize import ClippedSum
 from dpexp.training.probing import check_rule
 from dpexp.training.train import first_look
@@ -99,7 +99,7 @@ def test_a_group_of_parameters_is_clipped_by_itself_whatever_its_name():
     keys = [Key("embedding", name, GROUP) for name in ("stem:8", "stage.0:8", "stage.1:8")]
     keys += [Key("residual", name) for name in ("stage.0.weight", "stage.0.bias", "head.weight")]
     releases = {name: Release(name, 9, C) for name in ("embedding", "residual")}
-    bounds = bounds_of(PerLayer(), keys, releases)
+    bounds = bounds_of(groups_of(PerLayer(), keys, releases).values(), releases)
     assert sorted(bounds.values()) == [C / math.sqrt(3)] * 3 + [C / math.sqrt(2)] * 2
     require_groups(PerLayer(), keys[:2], releases)
     with pytest.raises(ConfigError, match="numbers of several layers"):
@@ -183,9 +183,17 @@ class Summing(Flat):
         return super().weights(norms, bound).min()
 
 
-def test_a_rule_that_gives_one_weight_for_all_is_refused():
-    with pytest.raises(ConfigError, match="each of 30 examples a weight; Summing"):
-        check_rule(Summing())
+class Half(Flat):
+    """Gives all one weight, as a number."""
+
+    def weights(self, norms, bound):
+        return 0.5
+
+
+@pytest.mark.parametrize("rule", [Summing(), Half()])
+def test_a_rule_that_gives_one_weight_for_all_is_refused(rule):
+    with pytest.raises(ConfigError, match=f"each of 30 examples a weight; {type(rule).__name__}"):
+        check_rule(rule)
 
 
 @pytest.mark.parametrize(
@@ -225,6 +233,64 @@ def test_a_rule_whose_weights_are_not_taken_as_they_are_is_told_of(weight, taken
     with pytest.warns(UserWarning, match=taken.replace("+", r"\+")) as told:
         check_rule(Greedy(weight))
     assert len(told) == 1
+
+
+class Turning(Flat):
+    """Counts its calls: a block is measured in one group, and added in another."""
+
+    def __init__(self):
+        vars(self)["calls"] = 0
+
+    def group(self, key):
+        self.__dict__["calls"] += 1
+        return key.release, (self.calls - 1) // len(KEYS) % 3 == 2 and key.parameter == "b.weight"
+
+
+def test_a_block_is_added_by_the_group_that_it_was_measured_in():
+    """In a group that nothing was measured in it would be added as it is."""
+    alone = sums_of(Turning(), draw(1, 4, (1e3, 1e3, 1e3, 1e3))).sums
+    assert math.sqrt(sum(float(s.double().square().sum()) for s in alone.values())) <= C
+
+
+class Elsewhere(Flat):
+    """Clips every release to the clip norm of the first one."""
+
+    def group(self, key):
+        return ("embedding",)
+
+
+class Word(Flat):
+    """Gives a word where a tuple is due."""
+
+    def group(self, key):
+        return key.release
+
+
+@pytest.mark.parametrize("rule", [Elsewhere(), Word()])
+def test_a_group_stays_within_its_release(rule):
+    releases = {"embedding": Release("embedding", 9, 5 * C), "residual": Release("residual", 9, C)}
+    for refuses in (groups_of, require_groups):
+        with pytest.raises(ConfigError, match=r"of release residual the group .*\(key.release,\)"):
+            refuses(rule, [Key("residual", "a.weight")], releases)
+
+
+class Following(Flat):
+    """Splits layers once it has seen a large norm."""
+
+    def __init__(self):
+        vars(self)["largest"] = 0.0
+
+    def group(self, key):
+        return (key.release, key.parameter) if self.largest > 1 else (key.release,)
+
+    def weights(self, norms, bound):
+        vars(self)["largest"] = float(norms.max())
+        return super().weights(norms, bound)
+
+
+def test_groups_that_follow_the_norms_are_refused():
+    with pytest.raises(ConfigError, match="stay the same; those of Following change"):
+        require_groups(Following(), KEYS, {"gradient": Release("gradient", 24, C)})
 
 
 class Unguarded(Flat):

@@ -3,8 +3,12 @@
 from collections.abc import Sequence
 
 import pytest
+from torch import nn
 
 from dpexp.cli.instantiate import make
+from dpexp.methods.dpsgd import DPSGD
+from dpexp.methods.wrapped import Wrapped
+from dpexp.privacy.clipping import Flat
 from dpexp.types import ConfigError
 
 
@@ -76,3 +80,66 @@ def test_torchs_numbers_that_may_be_tensors_are_numbers_in_a_config(decay):
     node = {"_target_": "torch.optim.SGD", "lr": 0.1, "weight_decay": decay}
     with pytest.raises(ConfigError, match=r"to be float; got .* Set optimizer.weight_decay"):
         make("optimizer", node, kind="optimizer", given=[[]])
+
+
+class Rule(Flat):
+    """A clipping rule that forgets the bound."""
+
+    def weights(self, norms):
+        return norms
+
+
+class Filter(Wrapped):
+    """A filter that forgets the state."""
+
+    def reconstruct(self, noisy):
+        return noisy, {}
+
+
+class Unwrapped(Wrapped):
+    """A filter that forgets what it is around."""
+
+    def __init__(self, method):
+        self.inner = method
+
+
+class Kept:
+    """An average whose call takes no number of steps."""
+
+    def keeps(self, step):
+        return 0.5
+
+
+class Loose(Flat):
+    """A rule whose calls take anything, one of them more than it gets."""
+
+    def group(self, *given):
+        return super().group(*given)
+
+    def weights(self, norms, bound, power=2):
+        return super().weights(norms, bound)
+
+
+@pytest.mark.parametrize(
+    ("place", "target", "said"),
+    [
+        ("clipping", Rule, r"Rule.weights to take norms, bound, as .*Clipping .* it takes norms\."),
+        ("denoise", Filter, r"Filter.reconstruct to take state, noisy, .* it takes noisy\."),
+        ("averaging", Kept, r"Kept.keeps to take step, num_steps, .* it takes step\."),
+    ],
+)
+def test_a_call_that_does_not_take_what_it_gets_is_one_line(place, target, said):
+    """It ended in a trace, after the data were read and the noise was found."""
+    given = (DPSGD("all", "head"),) if place == "denoise" else ()
+    with pytest.raises(ConfigError, match=said) as refused:
+        make(place, {"_target_": f"{__name__}.{target.__name__}"}, given=given)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_call_may_take_more_or_anything():
+    assert isinstance(make("clipping", {"_target_": f"{__name__}.Loose"}), Loose)
+
+
+def test_a_filter_that_is_around_no_method_says_what_to_call():
+    with pytest.raises(ConfigError, match=r"Unwrapped .* super\(\).__init__\(method\)"):
+        Unwrapped(DPSGD("all", "head")).start(nn.Linear(2, 2))

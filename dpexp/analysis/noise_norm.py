@@ -12,7 +12,7 @@ import torch
 from dpexp.linalg import as_rows
 from dpexp.privacy import num_steps
 from dpexp.privacy.accounting import calibrate
-from dpexp.privacy.clipping import Group, bounds_of, held_weights
+from dpexp.privacy.clipping import Group, bounds_of, groups_of, held_weights
 from dpexp.training.observation import Analysis, View
 from dpexp.types import ConfigError, Key
 
@@ -73,7 +73,8 @@ class NoiseNorm(Analysis):
     def _clipped_mean(self, view: View) -> float:
         rule, release = view.gradient.clipping, view.mechanism.releases[0]
         keys = {name: Key(release.name, name) for name in view.trained}
-        bounds = bounds_of(rule, keys.values(), {release.name: release})
+        groups = groups_of(rule, keys.values(), {release.name: release})
+        bounds = bounds_of(groups.values(), {release.name: release})
         some = view.draw("batch", view.mechanism.batch_size)
         total: dict[str, torch.Tensor] = {}
         for gradients in view.per_example(view.examples.take(some)).micro_batches(
@@ -81,7 +82,7 @@ class NoiseNorm(Analysis):
         ):
             squares: dict[Group, torch.Tensor] = {}
             for name, g in gradients.items():
-                group = rule.group(keys[name])
+                group = groups[keys[name]]
                 squares[group] = squares.get(group, 0) + as_rows(g).square().sum(1)
             norms = {of: each.sqrt() for of, each in squares.items()}
             weights = {
@@ -89,7 +90,7 @@ class NoiseNorm(Analysis):
                 for of, each in norms.items()
             }
             for name, g in gradients.items():
-                own = weights[rule.group(keys[name])]
+                own = weights[groups[keys[name]]]
                 total[name] = total.get(name, 0) + torch.einsum("n,n...->...", own, g)
         square = sum(float(g.double().square().sum()) for g in total.values())
         return math.sqrt(square) / len(some)

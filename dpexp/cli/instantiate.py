@@ -22,6 +22,7 @@ from hydra.errors import InstantiationException
 
 from dpexp.cli.errors import nearest
 from dpexp.cli.prefixes import to_take_out
+from dpexp.cli.signatures import require_signatures
 from dpexp.cli.unimported import named_reason, of_a_model, reason, remedy
 
 WITHOUT = re.compile(r"__init__\(\) missing \d+ required [a-z-]+ arguments?: (.+)$")
@@ -128,12 +129,14 @@ def make(
             made = called(*given, **copy.deepcopy(plain) | more)
         else:
             made = hydra.utils.instantiate(rest, **more)
-    wanted = KINDS.get(kind or place.partition(".")[0])
+    kind = kind or place.partition(".")[0]
+    wanted = KINDS.get(kind)
     if wanted and not all(hasattr(made, name) for name in wanted.has):
         raise ConfigError(
             f"Expected {place}._target_ to give {wanted.words}; {node['_target_']} gives one of "
             f"type {type(made).__name__}. Set {place}._target_."
         )
+    require_signatures(kind, made)
     return made
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dpexp.types import (
+    ConfigError,
     Key,
     LayerGrads,
     Losses,
@@ -33,6 +34,12 @@ class Wrapped(Method):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # copy and pickle look these up before _method is set
             raise AttributeError(name)
+        if "_method" not in self.__dict__:
+            kind = type(self).__name__
+            raise ConfigError(
+                f"Expected {kind} to be given the method that it is around; its __init__ keeps "
+                "none. Call super().__init__(method) in it."
+            )
         return getattr(self.__dict__["_method"], name)
 
     def adapt(self, model: nn.Module) -> nn.Module:

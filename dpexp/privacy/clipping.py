@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from dpexp.privacy.stated import Stated
@@ -20,7 +21,10 @@ class Clipping(Protocol):
     """A rule that bounds an example's contribution to a release by its clip norm C, in l2."""
 
     def group(self, key: Key) -> Group:
-        """Return the group that a block's norm belongs to; its first entry is the release."""
+        """Return the group that a block's norm belongs to; its first entry is the release.
+
+        It is asked once a sum for every block (`groups_of`).
+        """
 
     def weights(self, norms: Tensor, bound: float) -> Tensor:
         """Return what examples are multiplied by, [n], so that none exceeds the bound.
@@ -152,27 +156,59 @@ def centred_bits(norms: Tensor, bound: float) -> Tensor:
     return ((1 - norms.double() / bound) / (2 * RAMP)).clamp(-0.5, 0.5)
 
 
-def bounds_of(
+def groups_of(
     clipping: Clipping, keys: Collection[Key], releases: Mapping[str, Release]
-) -> dict[Group, float]:
+) -> dict[Key, Group]:
+    """Return the group of every block that has a norm.
+
+    Asked once, so that a block has one group from its norm to its weight, whatever the rule is.
+
+    Raises:
+        ConfigError: if a group is not its block's release, with or without more words: a release
+            would be clipped to the clip norm of another one.
+    """
+    groups = {}
+    for key in keys:
+        if releases[key.release].clip == "count":
+            continue
+        group = clipping.group(key)
+        if not isinstance(group, tuple) or not group or group[0] != key.release:
+            raise ConfigError(
+                "Expected a clipping rule that groups blocks within their release; "
+                f"{type(clipping).__name__} gives {key.parameter} of release {key.release} the "
+                f"group {group!r}. Return (key.release,), or a tuple that begins with it."
+            )
+        groups[key] = group
+    return groups
+
+
+def bounds_of(groups: Collection[Group], releases: Mapping[str, Release]) -> dict[Group, float]:
     """Return every group's bound; those of a release have its clip norm as the root of squares."""
-    groups = {clipping.group(key) for key in keys if releases[key.release].clip != "count"}
     counts: dict[str, int] = {}
-    for release, *_ in groups:
+    for release, *_ in set(groups):
         counts[release] = counts.get(release, 0) + 1
-    return {g: releases[g[0]].clip_norm / math.sqrt(counts[g[0]]) for g in groups}
+    return {g: releases[g[0]].clip_norm / math.sqrt(counts[g[0]]) for g in set(groups)}
 
 
 def require_groups(
-    clipping: PerLayer, keys: Collection[Key], releases: Mapping[str, Release]
+    clipping: Clipping, keys: Collection[Key], releases: Mapping[str, Release]
 ) -> None:
-    """Refuse a rule that splits releases where each has one part: it would change nothing.
+    """Refuse a rule whose groups follow what it has seen, or split releases of one part each.
 
     Raises:
-        ConfigError: if it would.
+        ConfigError: if the norms that a rule was given change a group, which would then depend on
+            the examples; or if clipping=per_layer would change nothing.
     """
-    bounds = bounds_of(clipping, keys, releases)
-    if len(bounds) == len({name for name, *_ in bounds}):
+    groups = groups_of(clipping, keys, releases)
+    for size in (1e-3, 1e3):
+        clipping.weights(torch.full((2,), size, dtype=torch.float64), 1.0)
+        if groups_of(clipping, keys, releases) != groups:
+            raise ConfigError(
+                f"Expected a clipping rule whose groups stay the same; those of "
+                f"{type(clipping).__name__} change from call to call. Make each group of its key."
+            )
+    parts = {*groups.values()}
+    if isinstance(clipping, PerLayer) and len(parts) == len({name for name, *_ in parts}):
         raise ConfigError(
             "Expected a method that releases numbers of several layers beside clipping=per_layer; "
             "all that this one releases is of one. Leave clipping out, or set clipping=normalize."

@@ -13,7 +13,15 @@ from dpexp.grad_sample.per_example import MaterializedGrads
 from dpexp.grad_sample.rounding import add_
 from dpexp.linalg import as_rows
 from dpexp.privacy.bound import is_exact_enough, slack_of, upper_bound
-from dpexp.privacy.clipping import Clipping, Flat, Group, bounds_of, centred_bits, held_weights
+from dpexp.privacy.clipping import (
+    Clipping,
+    Flat,
+    Group,
+    bounds_of,
+    centred_bits,
+    groups_of,
+    held_weights,
+)
 from dpexp.types import ConfigError, Key, PerExampleGrads, Release, Size
 
 Blocks = dict[Key, Tensor]
@@ -91,7 +99,8 @@ class ClippedSum:
         self._is_clipping, self._is_wide = is_clipping, is_wide
         self._held: dict[Key, PerExampleGrads] = {}
         self._clipping = clipping
-        self._bounds = bounds_of(clipping, shapes, self._releases)
+        self._groups = groups_of(clipping, shapes, self._releases)
+        self._bounds = bounds_of(self._groups.values(), self._releases)
         self._sizes: dict[Group, Size] = {}
         self._largest: dict[str, Tensor] = {}  # largest coordinate by release
         self._counts = [key for key in shapes if self._releases[key.release].clip == "count"]
@@ -137,7 +146,7 @@ class ClippedSum:
             else:
                 size, self._held[key] = grads.measured()
                 self.rows.add(len(size.squares))
-                group = self._clipping.group(key)
+                group = self._groups[key]
                 before = self._sizes.get(group) if len(self.rows) == 1 else None
                 self._sizes[group] = size if before is None else before.plus(size)
 
@@ -184,7 +193,7 @@ class ClippedSum:
         for key, grads in held.items():
             if self._releases[key.release].clip == "norm":
                 size, held[key] = grads.measured()
-                group = self._clipping.group(key)
+                group = self._groups[key]
                 seen = sizes.get(group)
                 sizes[group] = size if seen is None else seen.plus(size)
         return sizes
@@ -222,7 +231,7 @@ class ClippedSum:
                 held[key] = held[key].select(is_finite)
         while held:
             key, grads = held.popitem()
-            grads.add_to(self._sum(key), weights.get(self._clipping.group(key)))
+            grads.add_to(self._sum(key), weights.get(self._groups[key]))
 
 
 def clip_coordinates(values: Tensor, bound: float) -> tuple[Tensor, MaterializedGrads]:

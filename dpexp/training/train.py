@@ -24,9 +24,9 @@ from dpexp.privacy.certificate import (
     is_judged_on_training,
     learnt_from_data,
 )
-from dpexp.privacy.clipping import PerLayer, require_groups
+from dpexp.privacy.clipping import require_groups
 from dpexp.privacy.correlation import Banded
-from dpexp.privacy.privatize import require_full_precision, require_norms
+from dpexp.privacy.privatize import FLAT, require_full_precision, require_norms
 from dpexp.records import ANALYSIS, SCORES, Run
 from dpexp.training.averaging import Averaged
 from dpexp.training.callbacks import call_back
@@ -40,7 +40,7 @@ from dpexp.training.observation import Observers
 from dpexp.training.optimizers import check_optimizer, check_size, set_rates
 from dpexp.training.parts import Findings, Parts
 from dpexp.training.probing import check_examples, check_loss, check_model, check_rule, check_views
-from dpexp.training.returned import checked_declaration, checked_state
+from dpexp.training.returned import checked_declaration, checked_shapes, checked_state
 from dpexp.training.run_logger import announce, metrics_line
 from dpexp.training.schedules import require_rates
 from dpexp.training.train_state import TrainState
@@ -83,9 +83,10 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
     require_full_precision(model)
     require_room(mechanism, first_weight(model).dtype, config)
     require_norms(parts.clipping, mechanism.releases)
-    if isinstance(parts.clipping, PerLayer):
+    if parts.clipping != FLAT:
         by_name = {release.name: release for release in mechanism.releases}
-        require_groups(parts.clipping, method.release_shapes(start), by_name)
+        shapes = checked_shapes(method.release_shapes(start))
+        require_groups(parts.clipping, shapes, by_name)
     trainable, frozen = named_parameters(model, method)
     weights = [parameter for name, parameter in model.named_parameters() if name in trainable]
     optimizer = parts.make_optimizer(weights)

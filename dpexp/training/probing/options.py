@@ -250,10 +250,12 @@ def check_rule(clipping: Clipping) -> None:
     for bound, (centre, decades) in product(BOUNDS, CROWDS):
         norms = bound * centre * _spread(decades, gen)
         whole = clipping.weights(norms.clone(), bound)
-        if whole.shape != norms.shape:
+        if not torch.is_tensor(whole) or whole.shape != norms.shape:
+            is_tensor = torch.is_tensor(whole)
+            given = f"shape {[*whole.shape]}" if is_tensor else f"type {type(whole).__name__}"
             raise ConfigError(
                 f"Expected a clipping rule that gives each of {len(norms)} examples a weight; "
-                f"{name} gives numbers of shape {[*whole.shape]}. Correct its `weights`."
+                f"{name} gives numbers of {given}. Correct its `weights`."
             )
         for some in (norms[:2], norms.flip(0), *norms[:-1, None]):
             due = whole.flip(0) if len(some) == len(norms) else whole[_places(norms, some)]
