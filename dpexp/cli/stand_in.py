@@ -123,7 +123,7 @@ def _encoder(model: dict[str, Any]) -> dict[str, Any]:
     kept = ("name", "pooling", "feature_norm", "head_std", "head_layers", "dropout", "precision",
             "checkpointing", "attention")  # fmt: skip
     return {
-        "_target_": "dpexp.models.language.from_scratch",
+        "_target_": "dpexp.models.language.in_place_of_pretrained",
         **{key: model[key] for key in kept},
         "head": model.get("head"),
         "architecture": architecture,

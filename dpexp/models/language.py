@@ -339,7 +339,6 @@ def from_scratch(
     checkpointing: bool,
     num_classes: int,
     max_length: int,
-    attention: str = "sdpa",
 ) -> TextClassifier:
     """Build an encoder of any shape with random weights.
 
@@ -359,13 +358,11 @@ def from_scratch(
         checkpointing: see `TextClassifier`.
         num_classes: outputs.
         max_length: tokens of the longest text.
-        attention: see `pretrained`.
 
     Raises:
         ConfigError: for a value outside its range.
     """
     require_word("model.architecture", architecture, ARCHITECTURES)
-    require_word("model.attention", attention, ATTENTIONS)
     sizes = {"layers": layers, "width": width, "attention_heads": attention_heads}
     for name, size in (sizes | {"feed_forward": feed_forward, "vocabulary": vocabulary}).items():
         if size < 1:
@@ -387,7 +384,7 @@ def from_scratch(
         hidden_dropout_prob=dropout,
         attention_probs_dropout_prob=dropout,
     )
-    encoder = transformers.AutoModel.from_config(config, attn_implementation=attention)
+    encoder = transformers.AutoModel.from_config(config, attn_implementation="sdpa")
     encoder.pooler = None
     return TextClassifier(
         encoder,
@@ -400,3 +397,19 @@ def from_scratch(
         precision,
         checkpointing,
     )
+
+
+def in_place_of_pretrained(
+    *, attention: str, num_classes: int, max_length: int, **shape: Any
+) -> TextClassifier:
+    """Build a model with random weights that takes the time of a pretrained one.
+
+    Args:
+        attention: see `pretrained`.
+        num_classes: outputs.
+        max_length: tokens of the longest text.
+        shape: what else `from_scratch` takes.
+    """
+    model = from_scratch(num_classes=num_classes, max_length=max_length, **shape)
+    model.encoder.set_attn_implementation(attention)
+    return model
