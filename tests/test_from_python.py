@@ -1,9 +1,11 @@
 """`dpexp.run`: the command line's run from Python."""
 
 import os
+import random
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -32,12 +34,14 @@ def test_it_trains_and_the_second_time_looks_up_what_the_command_line_would_make
 @pytest.mark.parametrize("mode", [False, True])
 def test_the_callers_random_numbers_and_mode_stay(mode, tmp_path):
     torch.manual_seed(5)
+    others = random.getstate(), np.random.get_state()[1].tolist()
     with torch.inference_mode(mode):
         dpexp.run(WORDS.replace("0.2", "0.1"), f"results={tmp_path}")
         assert torch.is_inference_mode_enabled() == mode
     drawn = torch.rand(3)
     torch.manual_seed(5)
     assert torch.equal(torch.rand(3), drawn)
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == others
 
 
 @pytest.mark.parametrize(

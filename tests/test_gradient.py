@@ -1,9 +1,11 @@
 """One private step, from a Poisson draw to gradients: draws, noise, bases and ranks."""
 
 import math
+import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,6 +13,7 @@ import torch.nn.functional as F
 from dpexp.data import Examples
 from dpexp.distributed.ranks import Ranks
 from dpexp.training.gradient import PrivateGradient
+from dpexp.training.probing.stage import chance_kept
 from tests.contract.cases import KIN, METHODS
 from tests.marks import some_long
 from tests.steps import (
@@ -181,6 +184,22 @@ def test_masks_of_dropout_follow_the_seed_or_the_secret():
     assert masks()[0] == masks()[0] != masks("seed=1")[0]
     secret = masks("noise=secret")[0]  # seed=0 as well
     assert secret != masks("noise=secret")[0] and secret != masks()[0]
+
+
+@pytest.mark.parametrize("of_others", [random.random, np.random.rand, random.getrandbits])
+def test_a_repeated_step_draws_what_it_drew_from_pythons_and_numpys_generators_too(of_others):
+    """A kill may come between release and checkpoint: another sum would have the same noise."""
+
+    def drawn(step, *words):
+        setting, seen = Setting(composed("dpsgd", *words)), []
+        given = (64,) if of_others is random.getrandbits else ()
+        setting.model.register_forward_pre_hook(lambda *_: seen.append(of_others(*given)))
+        setting.step(step)
+        return seen[0]
+
+    with chance_kept():
+        assert drawn(2) == drawn(2) != drawn(3)
+        assert drawn(2, "noise=secret") != drawn(2)
 
 
 # Several ranks

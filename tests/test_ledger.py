@@ -1,10 +1,12 @@
 """What a killed run may have released is counted, and repeated only where it is the same."""
 
+import random
 import signal
 import warnings
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 
@@ -265,6 +267,14 @@ def test_where_the_first_observation_was_lost_the_run_is_finished_without_it(tmp
 def test_on_a_gpu_sums_are_added_in_any_order():
     gpu = Ranks(0, 1, torch.device("cuda"))
     assert surroundings_of({"model": {}}, "data", torch.nn.Linear(1, 1), gpu, {}) is None
+
+
+@pytest.mark.parametrize("own", [torch.Generator(), np.random.default_rng(0), [random.Random(0)]])
+def test_draws_of_a_generator_that_the_model_holds_are_not_repeated(own):
+    layer = torch.nn.Linear(1, 1)
+    assert surroundings_of({"model": {}}, "data", layer, ALONE, {}) is not None
+    layer.own = own
+    assert surroundings_of({"model": {}}, "data", layer, ALONE, {}) is None
 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint .* is damaged")

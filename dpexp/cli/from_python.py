@@ -51,6 +51,7 @@ from dpexp.models.unwrapped import require_module, unwrapped
 from dpexp.records.keeping import WEIGHTS
 from dpexp.records.keyed import keyed
 from dpexp.records.weights import digest
+from dpexp.training.probing.stage import chance_kept
 from dpexp.types import ConfigError
 from dpexp.warned import warn_caller
 
@@ -354,7 +355,7 @@ def _dotted(kind: type) -> str:
 def _own_random_numbers(gpus: Iterable[int] | None = None) -> Iterator[None]:
     """Leave the caller's random numbers as they are, on the CPU and on GPUs; None: on all.
 
-    Threads take turns: they share torch's generators, and would draw each other's numbers.
+    Threads take turns: they share all generators, and would draw each other's numbers.
     """
-    with ONE_RUN, torch.random.fork_rng(gpus):
+    with ONE_RUN, chance_kept(gpus):
         yield

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import random
 import secrets
 
 import numpy as np
@@ -122,6 +123,9 @@ def generator(
 def seed_default(seed: int, axis: str, index: int) -> None:
     """Seed the default generators of every device, which e.g. dropout uses.
 
+    And Python's and NumPy's own, by which some networks skip a layer: a step that is repeated after
+    a kill would else have another sum under the same noise.
+
     Args:
         seed: as in `generator`; on the CPU the whole state is filled here too.
         axis: what the numbers are for.
@@ -131,6 +135,9 @@ def seed_default(seed: int, axis: str, index: int) -> None:
     if torch.accelerator.is_available():  # takes a millisecond
         torch.manual_seed(gen.initial_seed())
     torch.default_generator.set_state(gen.get_state())
+    digest = hashlib.shake_256(f"{seed}/{axis}/{index}/others".encode()).digest(32)
+    random.seed(digest)
+    np.random.seed(np.frombuffer(digest, "<u4"))
 
 
 def spawned(gen: torch.Generator, count: int) -> list[torch.Generator]:

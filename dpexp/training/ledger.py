@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import zlib
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from dpexp.distributed.ranks import Ranks
 from dpexp.kernels import compiled
@@ -26,11 +29,15 @@ from dpexp.records import (
 )
 from dpexp.records.own_code import require_same
 from dpexp.records.weights import digest
+from dpexp.training.probing.stage import OF_ALL_MODULES
 from dpexp.types import ConfigError, counted
 from dpexp.warned import warn_caller
 
 _LIBRARIES = ("ATEN_", "DNNL_", "MKL_", "ONEDNN_", "OPENBLAS_CORETYPE", "NVIDIA_TF32_OVERRIDE")
 _HARMLESS = ("_VERBOSE", "_NUM_THREADS")
+
+GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+"""Kinds of what a model may draw from beside the generators that every step seeds."""
 
 LEAST = 1e-40
 """A float32 too small for a full mantissa; torch.set_flush_denormal has it taken as 0."""
@@ -143,9 +150,10 @@ def surroundings_of(
     ranks: Ranks,
     own_code: Mapping[str, Mapping[str, str]],
 ) -> dict[str, Any] | None:
-    """Return a fingerprint of whatever affects floating-point sums; None if their order varies.
+    """Return a fingerprint of whatever affects floating-point sums.
 
-    Every rank must call it.
+    None if their order varies, or if the model draws by a generator of its own, which no checkpoint
+    has. Every rank must call it.
 
     Args:
         config: the run's.
@@ -158,6 +166,8 @@ def surroundings_of(
         RankLost: if another rank died.
     """
     if ranks.device.type != "cpu" and not torch.are_deterministic_algorithms_enabled():
+        return None
+    if any(isinstance(each, GENERATORS) for part in model.modules() for each in _held(part)):
         return None
     own: dict[str, Any] = {
         "data": data,
@@ -187,6 +197,11 @@ def surroundings_of(
         "channels_last": layout,
         **own,
     }
+
+
+def _held(part: nn.Module) -> list[Any]:
+    """Return what a module's attributes hold, also in lists and dicts."""
+    return tree_leaves({key: v for key, v in vars(part).items() if key not in OF_ALL_MODULES})
 
 
 def _convolves(model: nn.Module) -> bool:
@@ -222,6 +237,9 @@ def _instructions() -> dict[str, str]:
 def difference(before: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> str:
     """Return in a few words why steps released in one environment cannot be repeated in another."""
     if before is None or now is None:
-        return "the noise is secret, or sums are not added in one order"
+        return (
+            "the noise is secret, sums are not added in one order, or the model has a generator of "
+            "its own"
+        )
     changed = [key for key in now if before.get(key) != now[key]]
     return f"changed: {', '.join(changed)}" if changed else "they were lost before"

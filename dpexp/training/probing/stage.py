@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -76,8 +76,12 @@ def staged(
 
 
 @contextmanager
-def chance_kept(cuda: Sequence[torch.device] = ()) -> Iterator[None]:
-    """Restore the states of torch's, Python's and numpy's generators afterwards."""
+def chance_kept(cuda: Iterable[torch.device | int] | None = ()) -> Iterator[None]:
+    """Restore the states of torch's, Python's and numpy's generators afterwards.
+
+    Args:
+        cuda: GPUs whose generators are restored; None: all.
+    """
     of_python, of_numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(cuda):
         try:
