@@ -148,7 +148,7 @@ def test_every_cell_composes_to_a_run_of_its_own_and_seeds_differ_in_the_seed_al
         assert all(seed > 1 for name, seed in linked if name not in {job.run_id for job in built})
 
 
-@pytest.mark.parametrize("profile", some_long(PROFILES, KEPT))
+@pytest.mark.parametrize("profile", some_long(PROFILES, ["embedded"]))
 def test_every_task_has_a_default_model_and_recipe_in_every_profile(profile):
     for task in TASKS:
         config = CONFIGS.compose(["method=rgp", f"task={task}", f"profile={profile}"])

@@ -56,7 +56,7 @@ def folder(tmp_path_factory):
 @pytest.mark.parametrize(
     ("method", "trained", "own"),
     [
-        ("dpsgd", ALL | MATRICES, []),
+        long("dpsgd", ALL | MATRICES, []),
         ("dpsgd", ALL | MATRICES, ["model.dropout=0.1"]),
         ("rgp", MATRICES | {"head.weight"}, ["method.rank=2"]),
         long("lsg", MATRICES | {"head.weight"}, ["method.rank=2"]),

@@ -295,7 +295,7 @@ SMALL = ["method=rgp", "task=digits", "profile=embedded", "device=cpu", "epochs=
     [
         (80, {}),
         long(40, {"NO_COLOR": "1"}),
-        (200, {"TERM": "dumb"}),
+        long(200, {"TERM": "dumb"}),
     ],
 )
 def test_a_run_shows_how_it_goes_and_what_came_out(programs, tmp_path, columns, environment):

@@ -102,7 +102,7 @@ def test_what_is_installed_plans_the_papers_runs_without_their_data(command, tmp
             "Expected one of run, table, figure, verify, tune, predict, budget; got "
             "tabel. Did you mean table?",
         ),
-        (["run", "method=rpg", "task=digits"], "Did you mean rgp?"),
+        long(["run", "method=rpg", "task=digits"], "Did you mean rgp?"),
         long(["table", "tabel1", "paper=gep"], "did you mean 'table1'?"),
         long(["verify", "nowhere"], "Expected a run's directory; there is none at nowhere."),
     ],

@@ -24,9 +24,9 @@ def words_of(method):
     return [*own, f"method={method}", *WORDS, *case(method).few, *case(method).brief]
 
 
-# Of each kind of state one: bases, moments, adapters, directions.
+# Of each kind of state one: bases, adapters, directions.
 # Runs of GEP and of PATE are killed in tests of their own, too.
-SHORT = ("rgp", "dp_grape", "dp_lora", "dp_zo")
+SHORT = ("rgp", "dp_lora", "dp_zo")
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -370,6 +370,7 @@ def test_asking_only_for_skipped_cells_is_one_line(capsys):
     assert printed.endswith("Set profile=embedded or profile=paper, or pick other cells.\n")
 
 
+@pytest.mark.long  # tables are, in test_all
 def test_a_figure_is_built_and_run_from_the_command_line(tmp_path, capsys):
     words = ["figure1", "paper=gep", f"results={tmp_path}"]
     assert script.main([*words, "rows=noise", "columns=resnet8", "plan=true"]) == 0

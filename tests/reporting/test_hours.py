@@ -91,6 +91,7 @@ def test_an_anchor_gradient_costs_the_same_whatever_goes_with_it(tmp_path):
     assert fixed(20, every=4) == pytest.approx(once / 4)
 
 
+@pytest.mark.long  # public texts do, below
 def test_texts_cost_by_their_tokens(tmp_path):
     words = ["model=minilm", "method=linear", "epochs=1", "batch_size=1000", "eval_every=1"]
     costs = stand_ins(tmp_path)
