@@ -5,10 +5,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 import dpexp
 from dpexp import cli
 from dpexp.cli.verify import verify
+from dpexp.grad_sample.linear import LinearGrads
 from dpexp.grad_sample.per_example import MaterializedGrads
 from dpexp.privacy.clipping import Flat, Normalize, PerLayer, bounds_of, groups_of, require_groups
 from dpexp.privacy.privatize import ClippedSum
@@ -223,6 +225,39 @@ def test_no_rule_of_ones_own_can_exceed_c(weight, dtype, scale):
     example = [scale * each.to(dtype) for each in draw(1, 3, (1, 1, 1, 1))]
     alone = sums_of(Greedy(weight), example, dtype=dtype).sums
     assert math.sqrt(sum(float(s.double().square().sum()) for s in alone.values())) <= C
+
+
+class Unit(Flat):
+    """Brings every gradient to the clip norm, and so has an infinite weight for one of zero."""
+
+    def weights(self, norms, bound):
+        return bound / norms
+
+
+@pytest.mark.parametrize("no_gradient", ["no input", "no gradient at the output", "next to none"])
+@pytest.mark.parametrize("positions", [(), (1,), (40,)])
+def test_an_example_without_a_gradient_adds_nothing_to_a_sum_of_unit_gradients(
+    no_gradient, positions
+):
+    gen = torch.Generator().manual_seed(3)
+    x, dh = (100 * torch.randn(6, *positions, size, generator=gen) for size in (9, 7))
+    if no_gradient != "no gradient at the output":
+        x[:2] *= 1e-30 if "next" in no_gradient else 0.0
+    if no_gradient != "no input":
+        dh[:2] *= 1e-20 if "next" in no_gradient else 0.0
+    key = Key("gradient", "weight")
+    totals = []
+    for first in (0, 2):
+        total = ClippedSum(
+            {key: (7, 9)}, (Release("gradient", 63, C),), torch.empty(0), clipping=Unit()
+        )
+        total.take(
+            {key: LinearGrads.read(nn.Linear(9, 7), x[first:], dh[first:]).gradient("weight")}
+        )
+        total.close_micro_batch(6 - first)
+        totals.append(total.sums[key])
+    torch.testing.assert_close(*totals)
+    assert 0 < totals[0].norm() <= 4 * C
 
 
 @pytest.mark.parametrize(

@@ -35,15 +35,20 @@ class Clipping(Protocol):
         """
 
 
+LARGEST = 1e12
+"""Largest weight of an example in a sum (ours). A gradient of zero is often the product of a zero
+and of a number that a larger weight would take beyond float32, to NaN in the sum."""
+
+
 def held_weights(weights: Tensor, norms: Tensor, bound: float) -> Tensor:
     """Return a rule's weights as a sum takes them, [n]: whatever they are, none exceeds the bound.
 
     Args:
-        weights: that the rule gives, [n]; NaN is taken as 0.
+        weights: that the rule gives, [n]; NaN is taken as 0, and what is beyond LARGEST as that.
         norms: of a group, or bounds on them from above, [n].
         bound: of the group, > 0.
     """
-    most = bound / norms
+    most = (bound / norms).clamp(max=LARGEST)
     return weights.minimum(most).maximum(-most).nan_to_num(nan=0.0)
 
 
