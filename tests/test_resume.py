@@ -285,7 +285,7 @@ def limit(size):
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
 root, *words = sys.argv[1:]
-for size in (5000, 800, 300):
+for size in (5000, 1200, 300):
     config = cli.compose([*words, f"results={root}/{size}", "checkpoint.steps=4"])
     parts = cli.build_parts(config, torch.device("cpu"))
     saved = records.locate(config["results"], config) / "checkpoint.pt"
@@ -308,7 +308,7 @@ for size in (5000, 800, 300):
 
 
 def test_a_disk_that_fills_up_costs_a_checkpoint_or_ends_the_run_in_one_line(tmp_path, programs):
-    """Files may not grow beyond a size: of a checkpoint's, of a certificate's, of a ledger's."""
+    """Files may not grow beyond a size: of a checkpoint, of a result, of a ledger."""
     words = [*SHORT, "eval_every=3"]  # or the metrics would be the first to fail
     done = programs.run(["-c", FILLED, str(tmp_path), *words], timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
@@ -323,10 +323,10 @@ def test_a_disk_that_fills_up_costs_a_checkpoint_or_ends_the_run_in_one_line(tmp
     assert_same_run(of(records.locate(tmp_path / "5000", cli.compose(words))), expected)
 
     assert at_the_end[1] == warned and at_once[1] == []
-    for error, name in ((at_the_end[0], records.PREDICTIONS), (at_once[0], records.LEDGER)):
+    for error, name in ((at_the_end[0], "result.json"), (at_once[0], records.LEDGER)):
         assert f"{name}: File too large" in error and "run the same command again" in error
         assert "\n" not in error
-    for size in (800, 300):
+    for size in (1200, 300):
         directory = records.locate(tmp_path / str(size), cli.compose(words))
         assert checkpoint.load(directory / "checkpoint.pt")["position"]["step"] == 4
         execute(tmp_path / str(size), *words)

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,13 @@ from dpexp.records.safely import parse_json
 
 LEDGER = "released.jsonl"
 """Its name in a run's directory. The first line is a `Mark`; each step then adds a line with the
-number of steps."""
+number of steps before it is taken, and if it may be repeated a second line before its release."""
 
-COUNT = r"[0-9]{1,18}"
-"""A whole line that holds a number of steps."""
+COUNT = r"([0-9]{1,18})"
+TOLD = COUNT + r', "([0-9a-f]{16})"'
+LINE = re.compile(rf"{COUNT}|\[{TOLD}\]")
+"""A whole line: a number of steps, alone or with a fingerprint of what the last of them released.
+"""
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class Mark:
         own_code: hashes of the user's code that the run began with (`dpexp.records.own_code`).
         starts: every start at which nothing was repeated, as its `begun_from` and `begun_at`:
             "8-10,11-13". A checkpoint holds those that led to its weights.
+        released: fingerprints of noisy releases, by the number of steps with that release's own.
     """
 
     data: str
@@ -46,6 +50,7 @@ class Mark:
     run: str = ""
     own_code: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     starts: str = ""
+    released: Mapping[str, str] = field(default_factory=dict)
 
     def resumed(self, step: int, surroundings: Mapping[str, Any] | None, starts: str = "") -> Mark:
         """Return the mark of a killed run that resumes at `begun_at`, or its checkpoint if later.
@@ -83,13 +88,19 @@ def read_mark(directory: Path) -> Mark | None:
         return None
     if not all(type(n) is int and n >= 0 for n in (mark.steps, mark.begun_from, mark.begun_at)):
         return None
-    if not isinstance(mark.starts, str):
+    if not isinstance(mark.starts, str) or not isinstance(mark.released, dict):
         return None
     # Text after the last line break was torn by a kill: its step had not begun.
-    whole = counts[:-1]
-    if not all(re.fullmatch(COUNT, count) for count in whole):
-        return None
-    return Mark(**vars(mark) | {"steps": max([mark.steps, *map(int, whole)])})
+    whole = [LINE.fullmatch(count) for count in counts[:-1]]
+    steps, released = [mark.steps], dict(mark.released)
+    for line in whole:
+        if line is None:
+            return None
+        alone, step, told = line.groups()
+        steps.append(int(alone or step))
+        if told:
+            released[step] = told
+    return replace(mark, steps=max(steps), released=released)
 
 
 class Ledger:
@@ -146,8 +157,37 @@ class Ledger:
         Raises:
             RecordError: if it cannot be written.
         """
+        self._write(str(steps))
+
+    def note_release(self, steps: int, fingerprint: str) -> None:
+        """Note what the last of some steps is about to release, where it can be repeated.
+
+        Args:
+            steps: taken, that one included.
+            fingerprint: of its noisy releases: 16 hexadecimal digits.
+
+        Raises:
+            RecordError: if it cannot be written, or if that step was released before this process
+                began, and differed. Then nothing can be repeated any more.
+        """
+        if not self.can_repeat:
+            return
+        before = self._of.released.get(str(steps))
+        if before is None:
+            self._write(json.dumps([steps, fingerprint]))
+        elif before != fingerprint:
+            self.close()
+            self._begin(replace(self._of, surroundings=None, released={}))
+            raise RecordError(
+                f"Step {steps} was released before the run was killed, and now comes out "
+                "otherwise: the model, the loss or other code keeps something from step to step "
+                "that no checkpoint has, or the machine adds in another order. Nothing was "
+                "released again. Run the same command again: such steps then count as spent."
+            )
+
+    def _write(self, line: str) -> None:
         with self._worded():
-            self._file.write(b"%d\n" % steps)
+            self._file.write(f"{line}\n".encode())
             self._file.flush()
             if self._is_durable:
                 os.fsync(self._file.fileno())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -135,6 +135,7 @@ class PrivateGradient:
         on_halved: Callable[[], None] = lambda: None,
         on_part: Callable[[float], None] = lambda part: None,
         past_noise: Past | None = None,
+        on_release: Callable[[Collection[Tensor]], None] = lambda released: None,
     ) -> StepOutcome:
         """Return the outcome of one step.
 
@@ -148,6 +149,7 @@ class PrivateGradient:
                 is released. Repeated later, the step's sums may be added in other pieces.
             on_part: called after each micro-batch with the share of this rank's draw that is done.
             past_noise: of the outcome before, if noise is correlated.
+            on_release: called on rank 0 with the noisy releases, before anything else reads them.
         """
         mechanism, ranks, batch = self._mechanism, self._ranks, self._batch
         indices = ranks.share(mechanism.sample(step))
@@ -177,6 +179,8 @@ class PrivateGradient:
         if ranks.is_first and _Tally(*told.tolist()).has_halved:
             on_halved()
         released, noise_draws, past_noise = self._release(sums, step, past_noise or [])
+        if ranks.is_first:
+            on_release(released.values())
         ranks.broadcast([*released.values(), told])
         with torch.no_grad():
             made = self._method.reconstruct(batch.state, released)

@@ -6,12 +6,13 @@ import json
 import os
 import random
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from dpexp.distributed.ranks import Ranks
@@ -29,6 +30,7 @@ from dpexp.records import (
 )
 from dpexp.records.own_code import require_same
 from dpexp.records.weights import digest
+from dpexp.training.probing.sketch import fingerprint
 from dpexp.training.probing.stage import OF_ALL_MODULES
 from dpexp.types import ConfigError, counted
 from dpexp.warned import warn_caller
@@ -234,12 +236,18 @@ def _instructions() -> dict[str, str]:
     return {"torch": torch.backends.cpu.get_cpu_capability(), **changed, **chosen}
 
 
+def told_by(released: Iterable[Tensor]) -> str:
+    """Return 16 hexadecimal digits that tell noisy releases from others, by their bits."""
+    told = repr([fingerprint(each) for each in released]).encode()
+    return blake2b(told, digest_size=8).hexdigest()
+
+
 def difference(before: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> str:
     """Return in a few words why steps released in one environment cannot be repeated in another."""
     if before is None or now is None:
         return (
-            "the noise is secret, sums are not added in one order, or the model has a generator of "
-            "its own"
+            "the noise is secret, sums are not added in one order, a repeated step came out "
+            "otherwise, or the model has a generator of its own"
         )
     changed = [key for key in now if before.get(key) != now[key]]
     return f"changed: {', '.join(changed)}" if changed else "they were lost before"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -20,7 +20,7 @@ from dpexp.records.own_code import own_loaded_code, require_same
 from dpexp.records.weights import digest
 from dpexp.training import checkpoint
 from dpexp.training.kept import keep, keep_adapters
-from dpexp.training.ledger import surroundings_of
+from dpexp.training.ledger import surroundings_of, told_by
 from dpexp.training.outcome import StepOutcome
 from dpexp.training.run_logger import RunLogger
 from dpexp.training.train_state import TrainState
@@ -220,6 +220,19 @@ class Lifecycle:
         """
         if self._ledger is not None:
             self._ledger.rule_out_repeating(self._state.step + 1)
+
+    def note_release(self, released: Iterable[Tensor]) -> None:
+        """Write to the ledger what the current step is about to release, if it can be repeated.
+
+        Args:
+            released: with noise.
+
+        Raises:
+            RecordError: if the ledger cannot be written, or if the step was released before, and
+                differed.
+        """
+        if self._ledger is not None and self._ledger.can_repeat:
+            self._ledger.note_release(self._state.step + 1, told_by(released))
 
     def before_update(self) -> None:
         """Mark the state as inconsistent: an update begins, and ends at `after_step`."""

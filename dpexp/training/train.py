@@ -158,6 +158,7 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
                     run.rule_out_repeating,
                     run.show_part,
                     state.past_noise,
+                    run.note_release,
                 )
                 run.before_update()
                 update(model, optimizer, outcome.gradients)
