@@ -369,3 +369,10 @@ def nothing_is_lost(patch: pytest.MonkeyPatch) -> None:
     from dpexp.records import Mark
 
     patch.setattr(Mark, "resumed", lambda self, step, surroundings: self)
+
+
+def repeats_are_not_compared(patch: pytest.MonkeyPatch) -> None:
+    """Release a step again after a kill, however it comes out."""
+    from dpexp.records import Ledger
+
+    patch.setattr(Ledger, "note_release", lambda self, steps, fingerprint: None)
