@@ -144,7 +144,7 @@ def test_ledger_and_checkpoint_name_the_code_of_the_start(net):
     directory = records.locate(config["results"], config)
     assert records.read_mark(directory).own_code == of_the_start
     saved = checkpoint.load(directory / "checkpoint.pt")
-    assert checkpoint.own_code_of(saved) == of_the_start
+    assert checkpoint.files_of(saved, checkpoint.OWN_CODE) == of_the_start
 
 
 def test_a_run_of_former_code_does_not_go_on(net):

@@ -77,7 +77,7 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
     rates = [group["lr"] for group in optimizer.param_groups]
     state = TrainState(model, optimizer, {}, task.fingerprint)
     steps = pate.teachers + pate.student_steps
-    with Lifecycle(config, mechanism, state, ranks, steps) as run:
+    with Lifecycle(config, mechanism, state, ranks, steps, None, parts.pretrained) as run:
         announce(mechanism, pate, trainable)
         run.resume(partial(open_ledger, mechanism, task.fingerprint))
         votes, answers = answered_once(run, state, parts, mechanism, queries, ranks.device)

@@ -88,13 +88,16 @@ def changed_files(
 
 
 def require_same(
-    before: Mapping[str, Mapping[str, str]], now: Mapping[str, Mapping[str, str]]
+    before: Mapping[str, Mapping[str, str]],
+    now: Mapping[str, Mapping[str, str]],
+    what: str = "code of yours",
 ) -> None:
-    """Check that a run goes on with the user's code that it began with.
+    """Check that a run goes on with the files that it began with.
 
     Args:
-        before: from `own_code`, when it began.
-        now: from `own_code`.
+        before: from `own_code`, when it began; or other files' hashes, by what they belong to.
+        now: likewise.
+        what: the files are.
 
     Raises:
         ConfigError: if a file differs, or is not known.
@@ -103,8 +106,8 @@ def require_same(
     differing += [f"what is known of {name}" for name in sorted({*before} ^ {*now})]
     if differing:
         raise ConfigError(
-            "Expected to go on with the code of yours that the run began with; "
-            f"{', '.join(differing)} differs. Put the former code back, or set results to another "
+            f"Expected to go on with the {what} that the run began with; "
+            f"{', '.join(differing)} differs. Put the former back, or set results to another "
             "folder to begin anew."
         )
 

@@ -17,8 +17,9 @@ _MAGIC = b"dpexp\x00v1"
 _DIGEST = hashlib.sha256().digest_size
 _CHUNK = 1 << 22
 
-OWN_CODE = "own_code"
-"""Entry of a state's "of" that has the hashes of the user's code."""
+OWN_CODE, PRETRAINED = "own_code", "pretrained"
+"""Entries of a state's "of" that have hashes: of the user's code, of the pretrained models' files.
+"""
 
 
 class _Hashing:
@@ -130,10 +131,15 @@ def require(path: Path, state: Mapping[str, Any], of: Mapping[str, Any]) -> None
             )
 
 
-def own_code_of(state: Mapping[str, Any]) -> Mapping[str, Mapping[str, str]]:
-    """Return the hashes of the user's code that a state was saved by; {} if it says none."""
+def files_of(state: Mapping[str, Any], kind: str) -> Mapping[str, Mapping[str, str]]:
+    """Return the hashes of files that a state was saved with; {} if it says none.
+
+    Args:
+        state: from `load`.
+        kind: OWN_CODE: of the user's code. PRETRAINED: of pretrained models.
+    """
     said = state.get("of")
-    theirs = said.get(OWN_CODE, {}) if isinstance(said, Mapping) else {}
+    theirs = said.get(kind, {}) if isinstance(said, Mapping) else {}
     return theirs if isinstance(theirs, Mapping) else {}
 
 

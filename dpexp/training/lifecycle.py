@@ -85,6 +85,7 @@ class Lifecycle:
         ranks: Ranks,
         num_steps: int,
         spent: Callable[[int], float | None] | None = None,
+        pretrained: Mapping[str, Mapping[str, str]] | None = None,
     ) -> None:
         """Open the run's directory.
 
@@ -96,6 +97,7 @@ class Lifecycle:
             num_steps: of the whole run, for the progress bar.
             spent: returns the epsilon after a number of steps, for the bar and for curves; None if
                 it does not grow with steps.
+            pretrained: hashes of the files that the model begins with, by model and file.
 
         Raises:
             ConfigError: if the user's code has changed since it was imported.
@@ -103,6 +105,7 @@ class Lifecycle:
         """
         self._config, self._mechanism, self._ranks = config, mechanism, ranks
         self._state, self._num_steps, self._spent = state, num_steps, spent
+        self._pretrained = dict(pretrained or {})
         # Read once, at the start: its files may be edited while it trains.
         self._own_code: OwnCode = own_loaded_code(config)
         self._run = Run.open(config["results"], config) if ranks.is_first else None
@@ -145,7 +148,7 @@ class Lifecycle:
             open_ledger: opens the budget ledger, on rank 0.
 
         Raises:
-            ConfigError: if the data or the user's code changed since the run began.
+            ConfigError: if data, the user's code or pretrained files changed since the run began.
             PrivacyError: if no budget is left, or the rest is unknown.
             RecordError: if the checkpoint is of another run, or of former code.
         """
@@ -153,6 +156,8 @@ class Lifecycle:
         self.surroundings = surroundings_of(
             self._config, state.data, state.model, ranks, self._own_code
         )
+        if self.surroundings is not None and self._pretrained:
+            self.surroundings["pretrained"] = self._pretrained
         found = None if self._run is None else self._find(self._run, open_ledger)
         saved, next_step, micro_batch = ranks.from_first(found)
         if saved is not None:
@@ -176,7 +181,9 @@ class Lifecycle:
             if saved is None:
                 run.restart()
             else:
-                require_same(checkpoint.own_code_of(saved), self._own_code)
+                require_same(checkpoint.files_of(saved, checkpoint.OWN_CODE), self._own_code)
+                before = checkpoint.files_of(saved, checkpoint.PRETRAINED)
+                require_same(before, self._pretrained, "pretrained model")
                 checkpoint.require(run.checkpoint_path, saved, self._identity(run))
                 self._state.require_complete(saved, run.checkpoint_path)
         position = {} if saved is None else saved["position"]
@@ -186,8 +193,9 @@ class Lifecycle:
         return saved, next_step, micro_batch
 
     def _identity(self, run: Run) -> dict[str, Any]:
-        theirs = {checkpoint.OWN_CODE: self._own_code} if self._own_code else {}
-        return {"run": run.id, **theirs, **self._mechanism.identity()}
+        files = {checkpoint.OWN_CODE: self._own_code, checkpoint.PRETRAINED: self._pretrained}
+        of_files = {kind: hashes for kind, hashes in files.items() if hashes}
+        return {"run": run.id, **of_files, **self._mechanism.identity()}
 
     @property
     def is_asked_to_stop(self) -> bool:

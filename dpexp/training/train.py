@@ -99,7 +99,8 @@ def train(config: dict, parts: Parts, ranks: Ranks) -> None:
     if parts.averaging is not None:
         averaged = Averaged(model, parts.averaging, steps)
     state = TrainState(model, optimizer, start, task.fingerprint, averaged)
-    with Lifecycle(config, mechanism, state, ranks, steps, mechanism.epsilon) as run:
+    spent = mechanism.epsilon
+    with Lifecycle(config, mechanism, state, ranks, steps, spent, parts.pretrained) as run:
         if ranks.is_first:
             announce(mechanism, trainable, frozen, why_frozen(model, method, frozen))
         examples = on_device(task.train, ranks.device)
