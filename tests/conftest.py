@@ -1,7 +1,8 @@
 import gc
 import os
 import pickle
-from functools import cache, wraps
+from functools import cache, partial, wraps
+from hashlib import sha256
 from pathlib import Path
 
 import omegaconf
@@ -14,8 +15,9 @@ from hydra.core import default_element
 from hypothesis import settings
 
 import dpexp  # noqa: F401  (makes torchvision importable before a test module imports it)
-from dpexp.cli import errors
+from dpexp.cli import composition, errors
 from dpexp.cli.signals import restore_signals
+from dpexp.records import replace_file
 
 # A busy machine makes a timed example flaky; a failing one is replayed from its printed blob.
 settings.register_profile("dpexp", deadline=None, print_blob=True)
@@ -114,6 +116,24 @@ def begun_anew():
     """Forget what programs have said and read in this process, as one that has just begun."""
     errors.WARNED.clear()
     errors.own_words.clear()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def composed_once(tmp_path_factory):
+    """Have all workers compose a config once: what one made of some choices, the others read."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = tmp_path_factory.getbasetemp().parent / "composed"
+        shared.mkdir(exist_ok=True)
+        composition._chosen = cache(partial(_composed, shared, composition._chosen))
+
+
+def _composed(shared, compose, *choices):
+    kept = shared / sha256(repr(choices).encode()).hexdigest()
+    if kept.exists():
+        return pickle.loads(kept.read_bytes())
+    config = compose(*choices)
+    replace_file(kept, partial(pickle.dump, config))
+    return config
 
 
 @pytest.fixture(scope="session")

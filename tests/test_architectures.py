@@ -64,7 +64,7 @@ def test_the_page_has_every_architecture_by_every_method_and_says_why_not():
 @pytest.mark.parametrize(
     ("name", "method"),
     [
-        long("LSTM", "rgp"),
+        ("LSTM", "rgp"),
         long("GPT2", "dp_lora"),
         long("WRN-10-1 (dpexp)", "gep"),
         (

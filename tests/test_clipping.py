@@ -358,7 +358,7 @@ def test_what_is_not_finite_adds_nothing_and_what_is_huge_stays_bounded(rule, ba
 @pytest.mark.parametrize(
     ("method", "rule"),
     [
-        long("dpsgd", "normalize"),
+        ("dpsgd", "normalize"),
         long("rgp", "normalize"),
         long("lsg", "per_layer"),
         ("gep", "per_layer"),  # two releases

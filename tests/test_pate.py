@@ -19,7 +19,6 @@ from dpexp.pate.stages import ask, assign, ballots
 from dpexp.pate.votes import build_votes
 from dpexp.privacy.seeds import generator
 from dpexp.types import ConfigError
-from tests.marks import long
 from tests.runs import one_thread  # noqa: F401 (a fixture)
 
 CPU = torch.device("cpu")
@@ -185,7 +184,7 @@ def test_queries_are_answered_by_algorithm_1(noise, max_answers):
     assert tuple(got.draws.values()) == expected
 
 
-@pytest.mark.parametrize("what", [long("check"), "label"])
+@pytest.mark.parametrize("what", ["check", "label"])
 def test_outcomes_come_as_often_as_the_declared_noise_makes_them(what):
     """A binomial test that rejects 0.8 and 1.25 times the scale."""
     count, gap = 4000, 20.0

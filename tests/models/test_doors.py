@@ -63,7 +63,7 @@ def test_a_run_is_named_for_its_model_found_again_and_verified(tmp_path, name, m
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", few(IMAGES, ["ViT"]))
+@pytest.mark.parametrize("name", few(IMAGES, ["ViT", "ConvNextV2"]))
 def test_an_image_model_takes_what_the_task_has(tmp_path, name):
     """Of one channel and 8 x 8 pixels, at the size that it is told to be resized to."""
     repo = save(tmp_path, name)

@@ -27,7 +27,6 @@ from dpexp.privacy.gnmax import (
 from dpexp.privacy.noise import add_noise_
 from dpexp.privacy.rdp import ORDERS
 from dpexp.types import ConfigError, Key
-from tests.marks import long
 
 PRIVACY = {"eps": 8.0, "delta": 1e-5, "noise": True, "clip": True, "sampling": "poisson"}
 
@@ -131,7 +130,7 @@ def winners(histogram, std):
 
 @pytest.mark.parametrize(
     ("histogram", "std"),
-    [((30, 8, 2), 5.0), long((30, 8, 2), 3.0), ((50, 0, 0), 8.0), long((14, 13, 13), 4.0)],
+    [((30, 8, 2), 5.0), ((30, 8, 2), 3.0), ((50, 0, 0), 8.0), ((14, 13, 13), 4.0)],
 )
 def test_the_data_dependent_bound_holds_for_every_neighbouring_histogram(histogram, std):
     votes = np.array(histogram)
