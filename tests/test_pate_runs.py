@@ -16,6 +16,7 @@ from dpexp.pate import loop, stages
 from dpexp.pate.stages import assign
 from dpexp.privacy import PrivacyError, verify
 from dpexp.privacy.verification.record import verify_record
+from dpexp.records import read_mark
 from dpexp.records.weights import digest
 from dpexp.training import checkpoint
 from dpexp.types import ConfigError
@@ -251,6 +252,27 @@ def test_teachers_answer_again_only_where_they_answer_the_same(tmp_path):
     parts.task = replace(parts.task, fingerprint="another")
     with pytest.raises(ConfigError, match="fingerprints"):
         loop.train(config, parts, ALONE)
+
+
+def test_teachers_that_answer_otherwise_are_not_heard(tmp_path):
+    """As where their loss reads a clock: two answers would have the same noise."""
+    config = cli.compose([*BRIEF, f"results={tmp_path}"])
+    directory = execute(tmp_path, *BRIEF)
+    before = read_mark(directory)
+    (directory / "result.json").write_text("{")
+    parts = cli.build_parts(config, CPU)
+    loss = parts.task.loss
+    parts.task = replace(parts.task, loss=lambda outputs, targets: -loss(outputs, targets))
+    with (
+        pytest.warns(UserWarning, match="moved aside"),
+        pytest.raises(PrivacyError, match="now answer otherwise") as refused,
+    ):
+        loop.train(config, parts, ALONE)
+    assert "\n" not in str(refused.value)
+    assert "answers" not in checkpoint.load(directory / "checkpoint.pt")["position"]["state"]
+    assert read_mark(directory) == replace(before, surroundings=None, released={})
+    with pytest.raises(PrivacyError, match="neither be read nor given again exactly"):
+        execute(tmp_path, *BRIEF)
 
 
 def test_where_the_ledger_was_lost_answers_are_read_but_not_given_again(tmp_path):

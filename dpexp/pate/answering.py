@@ -12,7 +12,7 @@ from dpexp.pate.settings import settings_of
 from dpexp.pate.stages import Answers, ask, ballots
 from dpexp.pate.votes import NoisyVotes
 from dpexp.privacy import PrivacyError
-from dpexp.records import Ledger, Mark, Run, read_mark
+from dpexp.records import DiffersError, Ledger, Mark, Run, read_mark
 from dpexp.training.ledger import difference, read_ledger
 from dpexp.training.lifecycle import Lifecycle, OwnCode, Resumed
 from dpexp.training.parts import Parts
@@ -102,6 +102,15 @@ def answered_once(
         run.count(examples)
         run.save_if_due()
     answers = ask(kept["votes"], mechanism)
+    try:
+        run.note_release([answers.answered, answers.labels])
+    except DiffersError:
+        raise PrivacyError(
+            "The teachers answered before the run was killed, and now answer otherwise: their "
+            "network, the loss or other code reads something that differs, or the machine adds in "
+            "another order. Nothing was answered again. Set seed to begin another run, with "
+            "another budget."
+        ) from None
     state.method_state = {**kept, "answers": vars(answers)}
     state.noise_draws = sum(answers.draws.values())
     state.snapshot()

@@ -4,7 +4,7 @@ from dpexp.records.binding import OF_A_LINE, Binding, bind, is_older
 from dpexp.records.diagnostics import DIAGNOSTICS, without_diagnostics
 from dpexp.records.files import RecordError, at_home, make_folder, replace_file, write_atomically
 from dpexp.records.kinds import wrong_kinds
-from dpexp.records.ledger import LEDGER, Ledger, Mark, read_mark
+from dpexp.records.ledger import LEDGER, DiffersError, Ledger, Mark, read_mark
 from dpexp.records.lock import Busy, held, is_held
 from dpexp.records.moved import MOVED, first_names, present_names
 from dpexp.records.predictions import PREDICTIONS
@@ -37,6 +37,7 @@ __all__ = [
     "Binding",
     "Busy",
     "DIAGNOSTICS",
+    "DiffersError",
     "LEDGER",
     "Ledger",
     "MOVED",

@@ -103,6 +103,10 @@ def read_mark(directory: Path) -> Mark | None:
     return replace(mark, steps=max(steps), released=released)
 
 
+class DiffersError(RecordError):
+    """What was released before now comes out otherwise, under the same noise."""
+
+
 class Ledger:
     """Writes a run's ledger.
 
@@ -167,8 +171,9 @@ class Ledger:
             fingerprint: of its noisy releases: 16 hexadecimal digits.
 
         Raises:
-            RecordError: if it cannot be written, or if that step was released before this process
-                began, and differed. Then nothing can be repeated any more.
+            DiffersError: if that step was released before this process began, and differed. Then
+                nothing can be repeated any more.
+            RecordError: if it cannot be written.
         """
         if not self.can_repeat:
             return
@@ -178,7 +183,7 @@ class Ledger:
         elif before != fingerprint:
             self.close()
             self._begin(replace(self._of, surroundings=None, released={}))
-            raise RecordError(
+            raise DiffersError(
                 f"Step {steps} was released before the run was killed, and now comes out "
                 "otherwise: the model, the loss or other code keeps something from step to step "
                 "that no checkpoint has, or the machine adds in another order. Nothing was "

@@ -236,8 +236,8 @@ class Lifecycle:
             released: with noise.
 
         Raises:
-            RecordError: if the ledger cannot be written, or if the step was released before, and
-                differed.
+            DiffersError: if the step was released before, and differed.
+            RecordError: if the ledger cannot be written.
         """
         if self._ledger is not None and self._ledger.can_repeat:
             self._ledger.note_release(self._state.step + 1, told_by(released))
