@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -187,7 +188,12 @@ def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         try:
             for number, text in enumerate(stream, 1):
                 if text.strip():
-                    value = json.loads(text, object_pairs_hook=_once, parse_constant=_refused)
+                    value = json.loads(
+                        text,
+                        object_pairs_hook=_once,
+                        parse_constant=_refused,
+                        parse_float=_finite,
+                    )
                     if not isinstance(value, dict):
                         raise ValueError(f"it holds {type(value).__name__}")
                     yield number, value
@@ -237,6 +243,12 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _refused(word: str) -> Any:
     raise ValueError(f"it holds {word}, which JSON does not know")
+
+
+def _finite(word: str) -> float:
+    if math.isinf(number := float(word)):
+        raise ValueError(f"it holds {word[:40]}, which no number of 64 bits holds")
+    return number
 
 
 def _delimiter(path: Path, delimiter: str | None) -> str:

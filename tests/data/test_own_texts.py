@@ -155,6 +155,7 @@ def test_a_quote_that_is_not_closed_in_a_tsv_file_swallows_no_rows(tmp_path, wor
         ('{"text": "a", "text": "b", "label": "good"}', "key text twice"),
         ('{"text": "a", "label": {"x": 1}}', "line 2 .* got {'x': 1}"),
         ('{"text": "a", "label": NaN}', "line 2 .* NaN"),
+        ('{"text": "a", "label": -1e400}', "line 2 .* -1e400"),
         ('{"text": "a", "label": null}', "line 2 .* it is missing"),
         ('{"text": "\\ud800", "label": "good"}', "surrogate"),
         ('["a", "good"]', "line 2 .* holds list"),
